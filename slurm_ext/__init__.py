@@ -1,0 +1,3 @@
+"""slurm-ext: makes an ordinary Slurm cluster good at fine-tuning foundation models."""
+
+__version__ = "0.1.0"

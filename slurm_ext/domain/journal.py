@@ -1,0 +1,59 @@
+"""What the daemon remembers about a job: journal rows, and the ledger of what is ours.
+
+The ledger keeps, per job, the submitted values beside the last values that we wrote. Restore means
+the last values that we did not write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from slurm_ext.domain.job import Shape
+
+JOURNAL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRow:
+    """One line of history: a decision, a write, a refusal or an outcome.
+
+    ``terms`` is the JSON text of the decision's terms (empty where there are none).
+    """
+
+    at_s: float
+    cycle: int
+    job_id: str
+    event: str
+    reason: str
+    fields: str = ""
+    terms: str = ""
+    outcome: str = ""
+    version: int = JOURNAL_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """What is ours on one job.
+
+    ``first_submit_s`` survives requeues (Slurm overwrites SubmitTime). ``lease_until_s`` is the
+    StartTime that we wrote last, ``None`` when none is out. ``submitted`` is the shape to restore,
+    ``written`` the shape that we wrote last. ``pinned`` tells whether ReqNodeList is ours.
+    ``attempt`` is Slurm's restart count at which the entry was made: another count means that the
+    job was requeued and must be planned anew. ``veto`` is the user's ``slurm-ext pin``: resizing
+    is off, ``veto_gpus`` the count that the user asked to keep (``None`` = as submitted).
+    """
+
+    job_id: str
+    first_submit_s: float
+    attempt: int = 0
+    factor: int | None = None
+    lease_until_s: float | None = None
+    submitted: Shape | None = None
+    submitted_limit_s: float | None = None
+    submitted_req_nodes: tuple[str, ...] = ()
+    written: Shape | None = None
+    written_limit_s: float | None = None
+    pinned: bool = False
+    veto: bool = False
+    veto_gpus: int | None = None
+    notes: tuple[str, ...] = field(default=())

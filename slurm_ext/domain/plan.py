@@ -1,0 +1,89 @@
+"""A plan says which candidate each job gets, in which order, where, and why. It is immutable.
+
+Each decision keeps the terms that made it, so that ``slurm-ext explain`` can retell it later
+without running the optimizer again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slurm_ext.domain.configuration import Configuration
+from slurm_ext.domain.estimate import Estimate
+
+PLAN_VERSION = 1
+
+
+class Verdict(StrEnum):
+    """What a plan wants for one job.
+
+    START    let it start now, in ``configuration``, on ``nodes`` where given
+    WAIT     keep it from starting: its shape is not decided yet (renewed lease)
+    RESERVE  leave it to Slurm in its present shape, so that Slurm reserves for it
+    ORDER    only its place in the queue is ours
+    LEAVE    nothing about it is ours; ``reason`` says why
+    """
+
+    START = "start"
+    WAIT = "wait"
+    RESERVE = "reserve"
+    ORDER = "order"
+    LEAVE = "leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One addend of a decision: its name, its value and a sentence in plain words."""
+
+    name: str
+    value: float
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the plan wants for one job, and why.
+
+    ``rank`` is the job's wanted place among our jobs of its partition and QOS, 0 first.
+    ``waits_for`` says in plain words what keeps it waiting. ``expected_start_s`` and
+    ``remaining_s`` may be unknown.
+    """
+
+    job_id: str
+    verdict: Verdict
+    rank: int
+    reason: str
+    configuration: Configuration | None = None
+    nodes: tuple[str, ...] = ()
+    remaining_s: Estimate | None = None
+    expected_start_s: float | None = None
+    waits_for: str = ""
+    pool: str = ""
+    terms: tuple[Term, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SolveInfo:
+    """How the allocation of one pool was found. ``gap`` is relative, 0 = proven optimal."""
+
+    pool: str
+    solver: str
+    optimal: bool
+    gap: float
+    time_s: float
+    jobs: int
+    gpus_free: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All decisions of one cycle. ``version`` is the version of the written document."""
+
+    policy: str
+    made_s: float
+    decisions: Mapping[str, Decision]
+    solves: tuple[SolveInfo, ...] = ()
+    version: int = field(default=PLAN_VERSION)

@@ -1,0 +1,98 @@
+"""Progress that a running job reports through the spool, one small file per job.
+
+The daemon reads what an ordinary user wrote: every number is bounded here, nothing is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+from slurm_ext.domain.errors import ProtocolError
+
+PROGRESS_VERSION = 1
+MAX_STEPS = 10**12
+MAX_SAMPLES = 10**15
+MAX_RATE = 10**9
+MAX_BYTES = 16384
+MAX_RANKS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One report.
+
+    ``samples_per_s`` is over the last window, ``rank_compute_s`` the seconds that each rank
+    computed per step *before* the collective (afterwards all ranks look alike).
+    """
+
+    job_id: str
+    attempt: int
+    at_s: float
+    step: int
+    samples: int
+    samples_per_s: float
+    gpus: int
+    last_checkpoint_step: int | None = None
+    last_checkpoint_s: float | None = None
+    rank_compute_s: tuple[float, ...] = ()
+    version: int = PROGRESS_VERSION
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":"), sort_keys=True)
+
+
+def parse_progress(text: str, place: str) -> Progress:
+    """Read a report that an untrusted writer made.
+
+    Raises ProtocolError naming ``place`` when anything is missing, mistyped or out of bounds.
+    """
+    if len(text.encode()) > MAX_BYTES:
+        raise ProtocolError(f"{place}: longer than {MAX_BYTES} bytes; not read")
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise ProtocolError(f"{place}: not JSON ({exc}); not read") from exc
+    if not isinstance(raw, dict):
+        raise ProtocolError(f"{place}: not a JSON object; not read")
+    version = raw.get("version")
+    if version != PROGRESS_VERSION:
+        raise ProtocolError(f"{place}: version {version!r}, this side knows {PROGRESS_VERSION}")
+
+    def number(key: str, low: float, high: float) -> float:
+        value = raw.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ProtocolError(f"{place}: {key}={value!r} is not a number")
+        if not math.isfinite(value) or not low <= value <= high:
+            raise ProtocolError(f"{place}: {key}={value!r} is outside {low:g}..{high:g}")
+        return value
+
+    def optional(key: str, low: float, high: float) -> float | None:
+        return None if raw.get(key) is None else number(key, low, high)
+
+    job_id = raw.get("job_id")
+    if not isinstance(job_id, str) or not 0 < len(job_id) <= 64:
+        raise ProtocolError(f"{place}: job_id={job_id!r} is not a job id")
+    ranks = raw.get("rank_compute_s", [])
+    if not isinstance(ranks, list) or len(ranks) > MAX_RANKS:
+        raise ProtocolError(f"{place}: rank_compute_s is not a list of at most {MAX_RANKS}")
+    for value in ranks:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ProtocolError(f"{place}: rank_compute_s holds {value!r}")
+        if not math.isfinite(value) or not 0 <= value <= 10**6:
+            raise ProtocolError(f"{place}: rank_compute_s holds {value!r}, outside 0..1e6")
+    checkpoint_step = optional("last_checkpoint_step", 0, MAX_STEPS)
+    return Progress(
+        job_id=job_id,
+        attempt=int(number("attempt", 0, 10**6)),
+        at_s=number("at_s", 0, 10**11),
+        step=int(number("step", 0, MAX_STEPS)),
+        samples=int(number("samples", 0, MAX_SAMPLES)),
+        samples_per_s=number("samples_per_s", 0, MAX_RATE),
+        gpus=int(number("gpus", 0, 10**6)),
+        last_checkpoint_step=None if checkpoint_step is None else int(checkpoint_step),
+        last_checkpoint_s=optional("last_checkpoint_s", 0, 10**11),
+        rank_compute_s=tuple(float(value) for value in ranks),
+    )
