@@ -1,0 +1,21 @@
+#!/bin/bash
+# PID 2 of a node container: munge, fake GPU devices, and one slurmd for each node name given.
+# node.sh GPUS NODENAME...
+set -euo pipefail
+# shellcheck source=ci/cluster/image/daemons.sh
+. /usr/local/lib/cluster/daemons.sh
+
+gpus=$1
+shift
+# A character device that every container may open (1:3 is /dev/null) is enough for gres.conf's File=.
+for ((index = 0; index < gpus; index++)); do
+    [ -e "/dev/fakegpu$index" ] || mknod "/dev/fakegpu$index" c 1 3
+    chmod 666 "/dev/fakegpu$index"
+done
+install -d -m 0755 /run/slurm /var/log/slurm
+start_munged
+for node in "$@"; do
+    install -d -m 0755 "/var/spool/slurmd/$node"
+    slurmd -N "$node"
+done
+exec sleep infinity
