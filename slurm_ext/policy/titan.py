@@ -1,0 +1,400 @@
+"""Policy ``titan``: which jobs start now, on how many GPUs, on which nodes.
+
+Decides whenever something was submitted or ended. Non-preemptive: a running job is never touched.
+Per field (pools that share nodes) the free GPUs are given out by the exact knapsack of
+`slurm_ext.optimize` over each job's candidates; the chosen ones are seated on nodes; a candidate
+that finds no seat is removed and the problem solved again. Everything else waits, in the order of
+what it is worth per GPU.
+
+Rules beyond the knapsack:
+
+* Hysteresis. A job that the last plan started and that still pends keeps its configuration, unless
+  the new choice is worth more by ``margin``: Slurm is about to start it.
+* Waiting limit. Jobs older than ``waiting_limit_s`` come first, by age. The oldest that cannot
+  start now gets its GPUs reserved as EASY would do it: others may start only if they end before
+  its expected start or use GPUs that are left over then. It is left to Slurm without a lease.
+* Head. With foreign jobs in the field, the first of our waiting jobs is left without a lease, so
+  that Slurm reserves for it; without foreign jobs there is nobody to protect it from.
+
+The choice a reader would question: the author of Titan minimises a sum of capped ratios to a fair
+share; we maximise progress per second (1/R), which his formulation reduces to when remaining
+times are far apart, and which needs no fair share to be guessed (see docs/policy.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_ext.domain.configuration import Candidate, Configuration
+from slurm_ext.domain.job import Job
+from slurm_ext.domain.plan import Decision, Plan, SolveInfo, Term, Verdict
+from slurm_ext.domain.policy import JobFacts, View
+from slurm_ext.optimize.objective import Choice, Demand, Terms, Weights, build_items, in_words
+from slurm_ext.optimize.problem import (
+    Cell,
+    Item,
+    Pool,
+    PoolProblem,
+    Problem,
+    Solution,
+    relative_gap,
+    value_of,
+)
+from slurm_ext.optimize.solve import allocate, allocate_pools
+from slurm_ext.policy.placement import Seating, TopologyRule, seat
+from slurm_ext.policy.queue import (
+    Field,
+    Waiting,
+    fields,
+    forecast,
+    present_candidate,
+    request_for,
+    running_releases,
+    shadow,
+)
+from slurm_ext.policy.telling import leave, started, waits, worth_per_gpu
+
+
+@dataclass(frozen=True, slots=True)
+class TitanConfig:
+    """Parameters of the policy.
+
+    ``waiting_limit_s`` seconds after its first submission a job is ordered by age.
+    ``margin`` is the relative gain for which a plan that Slurm has not carried out yet is changed.
+    ``max_rounds`` bounds solving again after a candidate found no seat.
+    """
+
+    weights: Weights = field(default_factory=Weights)
+    margin: float = 0.05
+    waiting_limit_s: float = 7 * 86400.0
+    time_limit_s: float = 1.0
+    max_rounds: int = 8
+    topology: TopologyRule = TopologyRule.PREFERRED
+
+
+@dataclass(slots=True)
+class _Open:
+    """What may still be chosen for one job: candidates are only ever removed."""
+
+    job: Job
+    fact: JobFacts
+    now: float
+    planned: Configuration | None
+    candidates: list[Candidate]
+
+    @property
+    def demand(self) -> Demand:
+        """The job as the objective sees it."""
+        deadline = self.fact.deadline_s
+        return Demand(
+            key=self.job.job_id,
+            choices=tuple(
+                Choice(
+                    gpus=c.gpus,
+                    remaining_s=c.remaining_s.value,
+                    planned=c.configuration == self.planned,
+                    pool=self.fact.pool,
+                )
+                for c in self.candidates
+            ),
+            waited_s=max(0.0, self.now - self.fact.waiting_since_s),
+            weight=self.fact.weight,
+            deadline_in_s=None if deadline is None else deadline - self.now,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A job that starts now, with the candidate, its seats and the terms that chose it."""
+
+    open: _Open
+    candidate: Candidate
+    nodes: tuple[str, ...]
+    terms: tuple[Term, ...]
+    overdue: bool = False
+
+    @property
+    def key(self) -> str:
+        return self.open.job.job_id
+
+
+def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
+    """Cells are the sets of nodes that belong to exactly the same pools of the field."""
+    member: dict[str, list[str]] = {}
+    for key in part.pools:
+        for name in view.pools[key]:
+            member.setdefault(name, []).append(key)
+    cells: dict[tuple[str, ...], int] = {}
+    for node in part.nodes:
+        pools = tuple(member.get(node.name, ()))
+        cells[pools] = cells.get(pools, 0) + node.gpus_free
+    names = {pools: "+".join(pools) for pools in cells}
+    return PoolProblem(
+        items=tuple(items),
+        cells=tuple(Cell(names[pools], gpus) for pools, gpus in cells.items()),
+        pools=tuple(
+            Pool(key, frozenset(names[pools] for pools in cells if key in pools))
+            for key in part.pools
+        ),
+    )
+
+
+class TitanPolicy:
+    """See the module. Instances hold parameters only; a call changes nothing in them."""
+
+    name = "titan"
+
+    def __init__(self, config: TitanConfig | None = None) -> None:
+        self.config = config or TitanConfig()
+
+    def __call__(self, view: View, now: float) -> Plan:
+        decisions: dict[str, Decision] = {}
+        solves: list[SolveInfo] = []
+        for part in fields(view):
+            self._decide_field(view, part, now, decisions, solves)
+        rank = len(decisions)
+        for job in view.snapshot.pending():
+            fact = view.facts.get(job.job_id)
+            if fact is not None and job.job_id not in decisions:
+                decisions[job.job_id] = leave(job, fact, rank)
+                rank += 1
+        return Plan(self.name, now, decisions, tuple(solves))
+
+    # -- one field ---------------------------------------------------------------------------
+
+    def _decide_field(
+        self,
+        view: View,
+        part: Field,
+        now: float,
+        decisions: dict[str, Decision],
+        solves: list[SolveInfo],
+    ) -> None:
+        previous = view.previous.decisions if view.previous is not None else {}
+        opens = []
+        for job in part.jobs:
+            fact, last = view.facts[job.job_id], previous.get(job.job_id)
+            planned = last.configuration if last and last.verdict is Verdict.START else None
+            opens.append(_Open(job, fact, now, planned, list(fact.candidates)))
+        names = frozenset(node.name for node in part.nodes)
+        releases = running_releases(view, names, now)
+
+        starts, blocked = self._start_overdue(view, part, opens, now)
+        room = part.less(_gpus_on_nodes(starts))
+        done = {s.key for s in starts}
+        rest = [o for o in opens if o.job.job_id not in done and o is not blocked]
+        if blocked is not None:
+            _only_behind(blocked, rest, room.gpus_free, starts, releases, now)
+        if room.gpus_free > 0 and any(o.candidates for o in rest):
+            chosen, info = self._allocate(view, room, rest)
+            starts = [*starts, *chosen]
+            solves.append(info)
+        self._write(part, opens, starts, blocked, releases, now, decisions)
+
+    def _start_overdue(
+        self, view: View, part: Field, opens: Sequence[_Open], now: float
+    ) -> tuple[list[_Start], _Open | None]:
+        """Start jobs past the waiting limit by age; the first that does not fit blocks the rest."""
+        overdue = sorted(
+            (o for o in opens if now - o.fact.waiting_since_s > self.config.waiting_limit_s),
+            key=lambda o: (o.fact.waiting_since_s, o.job.base_id, o.job.job_id),
+        )
+        words = (Term("overdue", 1.0, "past the waiting limit: ordered by age"),)
+        starts: list[_Start] = []
+        for item in overdue:
+            room = part.less(_gpus_on_nodes(starts))
+            for candidate in sorted(item.candidates, key=lambda c: (c.remaining_s.value, c.gpus)):
+                nodes = self._seat(view, room, [(item, candidate)]).seats.get(item.job.job_id)
+                if nodes is not None:
+                    starts.append(_Start(item, candidate, nodes, words, overdue=True))
+                    break
+            else:
+                return starts, item
+        return starts, None
+
+    # -- the knapsack ------------------------------------------------------------------------
+
+    def _seat(self, view: View, part: Field, chosen: Sequence[tuple[_Open, Candidate]]) -> Seating:
+        requests = [request_for(o.job, c, view.pools[o.fact.pool]) for o, c in chosen]
+        return seat(requests, part.nodes, view.snapshot.topology, self.config.topology)
+
+    def _solve(self, view: View, part: Field, items: Sequence[Item]) -> Solution:
+        if len(part.pools) == 1:
+            return allocate(Problem(tuple(items), part.gpus_free), self.config.time_limit_s)
+        return allocate_pools(_pool_problem(part, view, items), self.config.time_limit_s)
+
+    def _solve_keeping(
+        self, view: View, part: Field, live: Sequence[_Open], demands: Sequence[Demand]
+    ) -> tuple[Solution, Mapping[str, tuple[Terms, ...]]]:
+        """Prefer what the last plan started, unless the new choice is better by the margin."""
+        items, terms = build_items(demands, self.config.weights)
+        free = self._solve(view, part, items)
+        kept = {
+            o.job.job_id: index
+            for o in live
+            for index, candidate in enumerate(o.candidates)
+            if o.planned is not None and candidate.configuration == o.planned
+        }
+        if all(free.chosen.get(key) == index for key, index in kept.items()):
+            return free, terms
+        held = self._solve(view, part, _firm(items, kept))
+        if any(key not in held.chosen for key in kept):
+            return free, terms  # the last plan does not fit any more
+        value = value_of(items, chosen := {k: kept.get(k, i) for k, i in held.chosen.items()})
+        if free.value > value * (1.0 + self.config.margin):
+            return free, terms
+        solution = replace(
+            held,
+            chosen=chosen,
+            value=value,
+            bound=free.bound,
+            gap=relative_gap(value, free.bound),
+            optimal=False,
+            note=f"kept the last plan: a change is worth less than {self.config.margin:.0%}",
+        )
+        return solution, terms
+
+    def _allocate(
+        self, view: View, part: Field, rest: Sequence[_Open]
+    ) -> tuple[list[_Start], SolveInfo]:
+        """Solve and seat; drop candidates that find no seat and solve again."""
+        by_id = {o.job.job_id: o for o in rest}
+        for attempt in range(1, self.config.max_rounds + 1):
+            live = [o for o in rest if o.candidates]
+            demands = {o.job.job_id: o.demand for o in live}
+            solution, terms = self._solve_keeping(view, part, live, list(demands.values()))
+            chosen = solution.chosen
+            pairs = [(by_id[key], by_id[key].candidates[index]) for key, index in chosen.items()]
+            seating = self._seat(view, part, pairs)
+            if not seating.unseated or attempt == self.config.max_rounds:
+                break
+            for key in seating.unseated:
+                del by_id[key].candidates[chosen[key]]
+        starts = [
+            _Start(
+                open=by_id[key],
+                candidate=by_id[key].candidates[index],
+                nodes=seating.seats[key],
+                terms=in_words(demands[key], index, terms[key][index]),
+            )
+            for key, index in chosen.items()
+            if key in seating.seats
+        ]
+        again = f"solved {attempt} times until every job had a seat" if attempt > 1 else ""
+        info = SolveInfo(
+            pool=",".join(part.pools),
+            solver=solution.solver,
+            optimal=solution.optimal and attempt == 1,
+            gap=solution.gap,
+            time_s=solution.time_s,
+            jobs=len(live),
+            gpus_free=part.gpus_free,
+            note="; ".join(n for n in (solution.note, again) if n),
+        )
+        return starts, info
+
+    # -- the plan ----------------------------------------------------------------------------
+
+    def _write(
+        self,
+        part: Field,
+        opens: Sequence[_Open],
+        starts: Sequence[_Start],
+        blocked: _Open | None,
+        releases: Sequence[tuple[float, int]],
+        now: float,
+        decisions: dict[str, Decision],
+    ) -> None:
+        order = sorted(starts, key=lambda s: (not s.overdue, s.open.fact.waiting_since_s, s.key))
+        for rank, s in enumerate(order):
+            decisions[s.key] = started(
+                s.open.job, s.open.fact, s.candidate, s.nodes, s.terms, rank, part, s.overdue
+            )
+        now_running = {s.key for s in starts}
+        rows = _in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
+        soon = [
+            *releases,
+            *((now + s.candidate.remaining_s.value, s.candidate.gpus) for s in starts),
+        ]
+        left = part.gpus_free - sum(s.candidate.gpus for s in starts)
+        begin = forecast([w for w, _ in rows], left, soon, now)
+        for place, (item, fact) in enumerate(rows):
+            # Slurm reserves for the job that blocks the others; else, where foreign jobs could
+            # overtake a leased one, for the first in line.
+            first = place == 0 and (blocked is not None or part.foreign > 0)
+            decisions[item.job.job_id] = waits(
+                item, fact, len(order) + place, first, left, place, begin.get(item.job.job_id)
+            )
+
+
+def _firm(items: Sequence[Item], kept: Mapping[str, int]) -> list[Item]:
+    """Items in which a kept job has its kept option only, worth more than all others together."""
+    extra = 1.0 + sum(max((o.value for o in item.options), default=0.0) for item in items)
+    firm = []
+    for item in items:
+        if item.key in kept:
+            option = item.options[kept[item.key]]
+            item = Item(item.key, (replace(option, value=option.value + extra),))
+        firm.append(item)
+    return firm
+
+
+def _gpus_on_nodes(starts: Sequence[_Start]) -> dict[str, int]:
+    taken: dict[str, int] = {}
+    for start in starts:
+        shares = sorted(start.candidate.configuration.placement, reverse=True)
+        for name, share in zip(start.nodes, shares, strict=True):
+            taken[name] = taken.get(name, 0) + share
+    return taken
+
+
+def _only_behind(
+    blocked: _Open,
+    rest: Sequence[_Open],
+    room: int,
+    starts: Sequence[_Start],
+    releases: Sequence[tuple[float, int]],
+    now: float,
+) -> None:
+    """Leave only candidates that do not delay the blocked job (EASY's rule)."""
+    need = present_candidate(blocked.job, blocked.fact).gpus
+    soon = [*releases, *((now + s.candidate.remaining_s.high, s.candidate.gpus) for s in starts)]
+    when, spare = shadow(need, room, soon, now)
+    # What ends in time delays nobody; what runs longer shares the GPUs that are left over then,
+    # the most valuable per GPU first.
+    by_worth = sorted(
+        (o for o in rest if o.candidates),
+        key=lambda o: (-max(worth_per_gpu(c, o.fact) for c in o.candidates), o.job.job_id),
+    )
+    for item in by_worth:
+        long = [c for c in item.candidates if now + c.remaining_s.high > when]
+        kept = [c for c in long if c.gpus <= spare]
+        spare -= max((c.gpus for c in kept), default=0)
+        item.candidates = [c for c in item.candidates if c not in long or c in kept]
+
+
+def _in_line(
+    opens: Sequence[_Open], blocked: _Open | None, part: Field
+) -> list[tuple[Waiting, JobFacts]]:
+    """Jobs that do not start now, best value per GPU first; the blocked one before all.
+
+    Each is shown with the largest count within an equal share of the field: the one it would
+    probably get.
+    """
+    total = sum(node.gpus for node in part.nodes if node.available)
+    share = max(1, total // max(1, len(opens)))
+    rows = []
+    for item in opens:
+        fair = [c for c in item.fact.candidates if c.gpus <= share]
+        candidate = (
+            max(fair, key=lambda c: (c.gpus, -c.remaining_s.value))
+            if fair
+            else min(item.fact.candidates, key=lambda c: (c.gpus, c.remaining_s.value))
+        )
+        worth = worth_per_gpu(candidate, item.fact)
+        rows.append(
+            (item is not blocked, -worth, item.job.base_id, item.job.job_id, item, candidate)
+        )
+    rows.sort(key=lambda r: r[:4])
+    return [(Waiting(item.job, candidate), item.fact) for *_, item, candidate in rows]

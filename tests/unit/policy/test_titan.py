@@ -1,0 +1,239 @@
+"""Policy titan: who starts, on how many GPUs, and what the rest is told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurm_ext.domain.job import Job, JobState
+from slurm_ext.domain.node import Partition
+from slurm_ext.domain.plan import Plan, Verdict
+from slurm_ext.domain.policy import JobFacts, Permit, View
+from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.policy.titan import TitanConfig, TitanPolicy
+from tests.unit.policy.build import FULL, facts, job, nodes, placement, view
+
+HOUR = 3600.0
+
+
+def decide(v: View, now: float = 0.0, **config: object) -> Plan:
+    return TitanPolicy(TitanConfig(**config))(v, now)  # type: ignore[arg-type]
+
+
+def gpus_started(plan: Plan) -> dict[str, int]:
+    return {
+        d.job_id: d.configuration.gpus
+        for d in plan.decisions.values()
+        if d.verdict is Verdict.START and d.configuration is not None
+    }
+
+
+def test_two_gpus_go_to_two_jobs_not_to_the_one_with_more_samples_per_second() -> None:
+    # A runs 100 and 190 samples/s, B 80 and 100, on one and two GPUs; equal work of 100,000.
+    known = {
+        "1": facts(1, {1: 1e5 / 100, 2: 1e5 / 190}),
+        "2": facts(2, {1: 1e5 / 80, 2: 1e5 / 100}),
+    }
+    plan = decide(view([job(1), job(2)], known, nodes(1, gpus=2)))
+    assert gpus_started(plan) == {"1": 1, "2": 1}
+
+
+def test_a_lone_job_gets_the_fastest_count_and_is_pinned() -> None:
+    known = {"1": facts(1, {1: 8 * HOUR, 4: 2.2 * HOUR, 8: 1.2 * HOUR})}
+    plan = decide(view([job(1)], known, nodes(3, used=[1])))
+    decision = plan.decisions["1"]
+    assert decision.verdict is Verdict.START
+    assert decision.nodes == ("n01", "n02")
+    assert {t.name for t in decision.terms} >= {"progress"}
+
+
+def test_a_candidate_without_a_seat_is_replaced_by_one_that_has_one() -> None:
+    # 6 GPUs are free, never 8 and never a whole node.
+    known = {"1": facts(1, {1: 8 * HOUR, 2: 4.1 * HOUR, 4: 2.2 * HOUR})}
+    plan = decide(view([job(1)], known, nodes(2, used=[1, 1])))
+    assert gpus_started(plan) == {"1": 2}
+    assert "2 times" in plan.solves[0].note
+
+
+def test_what_does_not_start_waits_under_a_lease_and_is_told_why() -> None:
+    known = {n: facts(int(n), {4: HOUR * int(n)}) for n in ("1", "2", "3")}
+    plan = decide(view([job(1), job(2), job(3)], known, nodes(1)))
+    assert gpus_started(plan) == {"1": 4}
+    assert plan.decisions["2"].verdict is Verdict.WAIT
+    assert "at least 4 GPU" in plan.decisions["2"].waits_for
+    assert plan.decisions["2"].expected_start_s == HOUR
+    assert plan.decisions["3"].expected_start_s == 3 * HOUR
+    assert plan.decisions["2"].rank < plan.decisions["3"].rank
+
+
+def test_with_foreign_jobs_in_the_pool_slurm_reserves_for_our_first() -> None:
+    known = {n: facts(int(n), {4: HOUR * int(n)}) for n in ("1", "2", "3")}
+    jobs = [job(1), job(2), job(3), job(9)]
+    plan = decide(view(jobs, known, nodes(1)))
+    assert plan.decisions["2"].verdict is Verdict.RESERVE
+    assert plan.decisions["3"].verdict is Verdict.WAIT
+    assert "9" not in plan.decisions
+
+
+def test_a_foreign_job_of_another_partition_changes_nothing() -> None:
+    known = {n: facts(int(n), {4: HOUR * int(n)}) for n in ("1", "2")}
+    far = replace(job(9), partitions=("other",))
+    plan = decide(view([job(1), job(2), far], known, nodes(1)))
+    assert plan.decisions["2"].verdict is Verdict.WAIT
+
+
+def test_a_job_past_the_waiting_limit_comes_first_even_if_worth_little() -> None:
+    known = {
+        "1": facts(1, {4: 100 * HOUR}, since=0.0),
+        "2": facts(2, {4: 0.1 * HOUR}, since=90 * HOUR),
+    }
+    plan = decide(
+        view([job(1), job(2)], known, nodes(1)), now=100 * HOUR, waiting_limit_s=50 * HOUR
+    )
+    assert gpus_started(plan) == {"1": 4}
+    assert plan.decisions["1"].rank == 0
+
+
+def test_nothing_delays_an_overdue_job_that_cannot_start_yet() -> None:
+    busy = Job("8", 8, "bob", ("main",), JobState.RUNNING, 0.0, gpus=4, node_names=("n00",))
+    known = {
+        "1": facts(1, {8: HOUR}, since=0.0),
+        "2": facts(2, {4: 0.4 * HOUR}, since=99 * HOUR),
+        "3": facts(3, {4: 5 * HOUR}, since=99 * HOUR),
+    }
+    jobs = [busy, job(1, gpus=8), job(2, gpus=4), job(3, gpus=4)]
+    now = 100 * HOUR
+    plan = decide(
+        view(jobs, known, nodes(2, used=[4]), free_at={"8": now + 0.5 * HOUR}),
+        now=now,
+        waiting_limit_s=50 * HOUR,
+    )
+    assert plan.decisions["1"].verdict is Verdict.RESERVE
+    assert gpus_started(plan) == {"2": 4}  # ends before n00 does; job 3 would not
+
+
+def test_left_over_gpus_are_not_promised_twice_behind_an_overdue_job() -> None:
+    busy = Job("8", 8, "bob", ("main",), JobState.RUNNING, 0.0, gpus=4, node_names=("n00",))
+    now = 100 * HOUR
+    known = {
+        "1": facts(1, {8: HOUR}, since=0.0),
+        "2": facts(2, {4: 5 * HOUR}, since=99 * HOUR),
+        "3": facts(3, {4: 6 * HOUR}, since=99 * HOUR),
+    }
+    jobs = [busy, job(1, gpus=8), job(2, gpus=4), job(3, gpus=4)]
+    # Node n00 is busy; of the 8 free GPUs 4 are left over once job 1 gets its 8.
+    plan = decide(
+        view(jobs, known, nodes(3, used=[4]), free_at={"8": now + 0.5 * HOUR}),
+        now=now,
+        waiting_limit_s=50 * HOUR,
+    )
+    assert plan.decisions["1"].verdict is Verdict.START
+    plan = decide(
+        view(jobs, known | {"1": facts(1, {12: HOUR})}, nodes(4, used=[4, 4]), free_at={}),
+        now=now,
+        waiting_limit_s=50 * HOUR,
+    )
+    assert plan.decisions["1"].verdict is Verdict.RESERVE
+    assert len(gpus_started(plan)) <= 1
+
+
+def test_the_last_plan_is_kept_unless_a_change_pays() -> None:
+    known = {"1": facts(1, {4: 1.00 * HOUR}), "2": facts(2, {4: 1.02 * HOUR})}
+    jobs = [job(1), job(2)]
+    first = decide(view([job(2)], known, nodes(1)))
+    assert gpus_started(first) == {"2": 4}
+    second = decide(view(jobs, known, nodes(1), previous=first))
+    assert gpus_started(second) == {"2": 4}
+    much_better = {"1": facts(1, {4: 0.2 * HOUR}), "2": known["2"]}
+    third = decide(view(jobs, much_better, nodes(1), previous=first))
+    assert gpus_started(third) == {"1": 4}
+
+
+def test_a_job_whose_order_alone_is_ours_is_never_started_or_leased_by_us() -> None:
+    order_only = Permit(order=True, reasons=("its shape is not ours to change",))
+    known = {"1": facts(1, {4: HOUR}, order_only), "2": facts(2, {4: 2 * HOUR}, order_only)}
+    plan = decide(view([job(1, 4), job(2, 4)], known, nodes(1)))
+    assert plan.decisions["1"].verdict is Verdict.ORDER
+    assert plan.decisions["2"].verdict is Verdict.ORDER
+    assert plan.decisions["1"].rank < plan.decisions["2"].rank
+    assert not plan.decisions["1"].nodes
+
+
+def test_a_job_that_may_not_be_ordered_is_left_and_says_why() -> None:
+    known = {"1": facts(1, {4: HOUR}, Permit(order=False, reasons=("held by its user",)))}
+    plan = decide(view([job(1, 4)], known, nodes(1)))
+    assert plan.decisions["1"].verdict is Verdict.LEAVE
+    assert "held by its user" in plan.decisions["1"].reason
+
+
+def test_overlapping_pools_share_their_gpus() -> None:
+    machines = nodes(3)
+    pools = {"main": ("n00", "n01"), "high": ("n01", "n02")}
+    known = {
+        "1": facts(1, {8: HOUR}),
+        "2": replace(facts(2, {8: HOUR * 0.9}), pool="high"),
+        "3": replace(facts(3, {4: HOUR * 0.5}), pool="high"),
+    }
+    v = view([job(1), job(2), job(3)], known, machines, pools)
+    plan = decide(v)
+    # Eight GPUs in "main" and four more in "high": jobs 1 and 3 fit, 1 and 2 do not.
+    assert gpus_started(plan) == {"1": 8, "3": 4}
+    assert plan.decisions["3"].nodes == ("n02",)
+
+
+def test_a_pool_without_free_gpus_is_not_solved() -> None:
+    known = {"1": facts(1, {4: HOUR})}
+    plan = decide(view([job(1)], known, nodes(1, used=[4])))
+    assert plan.solves == ()
+    assert plan.decisions["1"].verdict is Verdict.WAIT
+
+
+def test_partitions_that_name_no_known_node_do_not_break_the_plan() -> None:
+    snapshot = Snapshot(0.0, (job(1),), (), (Partition("main", ()),))
+    plan = decide(View(snapshot, {"1": facts(1, {4: HOUR})}, {"main": ()}))
+    assert plan.decisions["1"].verdict is Verdict.WAIT
+
+
+@st.composite
+def _views(draw: st.DrawFn) -> View:
+    used = draw(st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    count = draw(st.integers(0, 8))
+    known: dict[str, JobFacts] = {}
+    jobs = []
+    for number in range(1, count + 1):
+        base = draw(st.floats(60, 40000))
+        counts = draw(st.sets(st.sampled_from([1, 2, 4, 8, 12]), min_size=1, max_size=4))
+        times = {g: base / g**0.8 for g in sorted(counts)}
+        permit = draw(st.sampled_from([FULL, Permit(order=True), Permit(order=False)]))
+        known[str(number)] = facts(number, times, permit, since=draw(st.floats(0, 1e5)))
+        jobs.append(job(number, gpus=min(counts)))
+    if draw(st.booleans()):
+        jobs.append(job(99))
+    return view(jobs, known, nodes(len(used), used=used))
+
+
+@settings(max_examples=150, deadline=None)
+@given(_views(), st.sampled_from([1e9, 3e4]))
+def test_plans_are_complete_feasible_and_repeatable(v: View, limit: float) -> None:
+    policy = TitanPolicy(TitanConfig(waiting_limit_s=limit))
+    plan = policy(v, 1e5)
+    assert set(plan.decisions) == set(v.facts)
+    taken: dict[str, int] = {}
+    for decision in plan.decisions.values():
+        if decision.verdict is Verdict.START:
+            assert decision.configuration is not None
+            assert v.facts[decision.job_id].permit.resize
+            assert decision.configuration.placement == placement(decision.configuration.gpus)
+            for name, share in zip(decision.nodes, decision.configuration.placement, strict=True):
+                taken[name] = taken.get(name, 0) + share
+    for node in v.snapshot.nodes:
+        assert taken.get(node.name, 0) <= node.gpus_free
+    mine = [d.rank for d in plan.decisions.values() if d.verdict is not Verdict.LEAVE]
+    assert sorted(mine) == list(range(len(mine)))
+    again = policy(v, 1e5)
+    assert again.decisions == plan.decisions
+    # Told its own plan, the policy keeps it.
+    kept = policy(replace(v, previous=plan), 1e5)
+    assert gpus_started(kept) == gpus_started(plan)
