@@ -65,7 +65,7 @@ class TitanConfig:
     ``max_rounds`` bounds solving again after a candidate found no seat.
     """
 
-    weights: Weights = field(default_factory=Weights)
+    weights: Weights = field(default_factory=lambda: Weights(start=0.0))
     margin: float = 0.05
     waiting_limit_s: float = 7 * 86400.0
     time_limit_s: float = 1.0

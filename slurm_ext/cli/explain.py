@@ -1,0 +1,251 @@
+"""``slurm-ext explain JOBID``: why a job got that GPU count, that place, those nodes.
+
+Everything told here was written by the daemon with its decision; nothing is computed again, so
+that the words cannot differ from what was decided. ``--script`` asks the opposite question, what
+would happen, and lives in `slurm_ext.cli.foresee`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_ext.control.config import load_config
+from slurm_ext.control.spool import read_cluster, read_plan
+from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
+from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
+from slurm_ext.domain.estimate import Estimate, Source
+from slurm_ext.domain.nodelist import fold
+from slurm_ext.domain.plan import Decision, Verdict
+from slurm_ext.domain.spans import about, moment
+
+_JOB_ID = re.compile(r"^(\d+)(?:_(?:\d+|\[.*\])|\+\d+)?$")
+# A document older than this many leases says what was, not what is.
+STALE_LEASES = 1.0
+
+_SURE = {
+    Source.MEASURED: "measured for this very configuration",
+    Source.INTERPOLATED: "interpolated between measured configurations",
+    Source.HISTORY: "taken from earlier jobs of the same kind",
+    Source.DECLARED: "declared, not measured: taken from the time limit",
+}
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="why a job got that GPU count, that place and those nodes",
+        description="Tell in plain words what is planned for a job and why, or, with --script,"
+        " what would happen to a script if it were submitted now.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("job", nargs="?", metavar="JOBID", help="a job, array or array task")
+    what.add_argument(
+        "--script", metavar="FILE", type=Path, help="a batch script not submitted yet"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan document itself")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain one job; 1 where nothing is known about it."""
+    if args.script is not None:
+        from slurm_ext.cli.foresee import foresee
+
+        return foresee(args.script, args.config, as_json=args.json)
+    spool = load_config(args.config).spool
+    document = document_of(spool, args.job)
+    if args.json:
+        print(document.to_json())
+        return 0
+    for line in tell(document, cluster_or_none(spool), time.time()):
+        print(line)
+    return 0
+
+
+def base_id_of(text: str) -> int:
+    """The number under which the daemon keeps a job: of an array, the array's."""
+    match = _JOB_ID.match(text)
+    if match is None:
+        raise DataError(f"job id {text!r}", "is not one", "write it like 1234 or 1234_5")
+    return int(match.group(1))
+
+
+def document_of(spool: Path, job: str) -> PlanDocument:
+    """The plan document of a job, or a DataError that says what may be the matter."""
+    base_id = base_id_of(job)
+    try:
+        return read_plan(spool, base_id)
+    except ProtocolError:
+        raise
+    except SourceMissingError as exc:
+        if not (spool / "plans").is_dir():
+            reason, fix = (
+                f"there is no spool at {spool}",
+                "is the daemon set up, and the spool mounted here? see slurm-ext check",
+            )
+        elif not os.access(spool / "plans", os.R_OK):
+            reason, fix = (
+                f"{spool / 'plans'} cannot be read",
+                "ask the administrator for its rights",
+            )
+        else:
+            reason, fix = (
+                "nothing is planned for it",
+                "it may have ended, be younger than one cycle, or carry no --ft-* option;"
+                f" squeue -j {base_id} tells whether Slurm knows it",
+            )
+        raise DataError(f"job {job}", reason, fix) from exc
+
+
+def cluster_or_none(spool: Path) -> ClusterDocument | None:
+    """What the daemon does as a whole; None where it says nothing (then the age tells)."""
+    try:
+        return read_cluster(spool)
+    except (SourceMissingError, ProtocolError) as exc:
+        print(f"slurm-ext: warning: {exc}", file=sys.stderr)
+        return None
+
+
+def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
+    """The explanation, line by line. Pure."""
+    decision = document.decision
+    yield (
+        f"Job {document.job_id} of {document.user}, partition {document.partition or '(several)'}"
+        + (f", QOS {document.qos}" if document.qos else "")
+        + f": {document.state.lower() or 'unknown'}"
+        + (f" (Slurm says: {document.slurm_reason})" if document.slurm_reason else "")
+    )
+    yield from _gpus(document)
+    yield from _order(document)
+    yield from _waits(document, now)
+    yield from _estimate(decision)
+    yield from _considered(document)
+    yield from _terms(decision)
+    yield from _state(document, whole, now)
+
+
+def _gpus(document: PlanDocument) -> Iterator[str]:
+    decision = document.decision
+    planned = decision.configuration.gpus if decision.configuration else document.present_gpus
+    asked = document.requested_gpus
+    counts = sorted({c.gpus for c in document.candidates})
+    if decision.verdict is Verdict.LEAVE:
+        yield f"  GPUs    {document.present_gpus} as submitted; not planned: {decision.reason}"
+        return
+    if decision.verdict is Verdict.START:
+        where = f" on {fold(decision.nodes)}" if decision.nodes else ""
+        yield f"  GPUs    {planned} planned{where} ({asked} submitted): {decision.reason}"
+    elif decision.verdict is Verdict.WAIT:
+        yield f"  GPUs    not decided yet ({asked} submitted, {planned} likely): {decision.reason}"
+    else:
+        yield f"  GPUs    {document.present_gpus}: {decision.reason}"
+    if len(counts) > 1:
+        yield f"          counts it may get: {', '.join(map(str, counts))}"
+    for reason in document.permit.reasons:
+        yield f"          {reason}"
+
+
+def _order(document: PlanDocument) -> Iterator[str]:
+    if document.place is None:
+        return
+    text = f"  Place   {document.place} of {document.places} planned jobs of this partition and QOS"
+    if document.foreign_ahead:
+        text += f"; {document.foreign_ahead} other job(s) have a higher priority"
+    yield text
+
+
+def _waits(document: PlanDocument, now: float) -> Iterator[str]:
+    decision = document.decision
+    if decision.waits_for:
+        yield f"  Waits   for {decision.waits_for}"
+    if decision.expected_start_s is not None and decision.verdict is not Verdict.START:
+        left = decision.expected_start_s - now
+        when = f"in about {about(left)}" if left > 0 else "any moment"
+        yield (
+            f"  Start   {when} ({moment(decision.expected_start_s, now)}), if nothing else arrives"
+            " and running jobs end as estimated"
+        )
+
+
+def _range(estimate: Estimate) -> str:
+    if estimate.low == estimate.high:
+        return about(estimate.value)
+    return f"{about(estimate.value)} ({about(estimate.low)} to {about(estimate.high)})"
+
+
+def _estimate(decision: Decision) -> Iterator[str]:
+    left = decision.remaining_s
+    if left is None:
+        return
+    yield f"  Work    {_range(left)}; {_SURE[left.source]}" + (
+        f": {left.note}" if left.note else ""
+    )
+
+
+def _considered(document: PlanDocument) -> Iterator[str]:
+    if not document.candidates and not document.refused:
+        return
+    yield "  Considered"
+    for candidate in sorted(document.candidates, key=lambda c: c.gpus):
+        yield f"    {candidate.gpus:>4} GPUs  {_candidate(candidate)}"
+    for count, reason in sorted(document.refused.items(), key=_by_count):
+        yield f"    {count:>4} GPUs  no: {reason}"
+    for note in document.notes:
+        yield f"    note: {note}"
+
+
+def _by_count(item: tuple[str, str]) -> tuple[int, str]:
+    return (int(item[0]) if item[0].isdigit() else 1 << 30, item[0])
+
+
+def _candidate(candidate: Candidate) -> str:
+    setup = candidate.configuration
+    text = _range(candidate.remaining_s)
+    if candidate.throughput is not None:
+        text += f", {candidate.throughput.value:.4g} samples/s"
+    if setup.local_batch:
+        text += f", batch {setup.local_batch} per GPU"
+        if setup.accumulation > 1:
+            text += f" x {setup.accumulation} accumulation steps"
+    return f"{text}, {candidate.remaining_s.source.value}"
+
+
+def _terms(decision: Decision) -> Iterator[str]:
+    if decision.terms:
+        yield "  Decided by"
+        for term in sorted(decision.terms, key=lambda t: -abs(t.value)):
+            yield f"    {term.name:<14} {term.value:>10.3g}  {term.words}"
+
+
+def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
+    age = now - document.made_s
+    word = {
+        Mode.OBSERVE: "the daemon only observes: nothing of this is carried out",
+        Mode.ACTING: "the daemon carries this out",
+        Mode.RELEASED: "everything was taken back by an administrator: nothing is carried out",
+    }[document.mode]
+    yield f"  Plan    by policy {document.policy}, {about(max(0.0, age))} old; {word}"
+    if document.solve is not None:
+        solve = document.solve
+        proof = "proven best" if solve.optimal else f"within {solve.gap:.1%} of the best possible"
+        yield (
+            f"          {solve.jobs} jobs for {solve.gpus_free} free GPUs, {proof}"
+            + (f" ({solve.note})" if solve.note else "")
+        )
+    until = document.lease_until_s
+    if until is not None and until > now:
+        yield f"  Lease   its start is ours until {moment(until, now)}; then Slurm starts it anyway"
+    if whole is not None and now - whole.made_s > STALE_LEASES * whole.lease_s:
+        yield (
+            f"  Beware  the daemon has been silent for {about(now - whole.made_s)}:"
+            " this is what it planned last"
+        )

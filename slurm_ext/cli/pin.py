@@ -1,0 +1,76 @@
+"""``slurm-ext pin JOBID``: keep the daemon from choosing a job's GPU count, or let it again.
+
+The request is a file in the user's own directory of the spool; the daemon reads it in its next
+cycle and believes it only from the job's owner or from root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+
+from slurm_ext.cli.explain import base_id_of
+from slurm_ext.control.config import load_config
+from slurm_ext.control.spool import read_plan, write_request
+from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
+from slurm_ext.domain.request import MAX_PINNED_GPUS, PinRequest
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = subparsers.add_parser(
+        "pin",
+        help="keep a job's GPU count, or let it be chosen again",
+        description="Veto resizing of a pending job: it keeps the GPU count it was submitted with,"
+        " or the one given. Its place in the queue is still planned. A running job is never"
+        " resized in any case.",
+    )
+    parser.add_argument("job", metavar="JOBID", help="a job or array of yours")
+    parser.add_argument("--gpus", metavar="N", type=int, help="keep this count instead")
+    parser.add_argument("--release", action="store_true", help="take an earlier pin back")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the request; 1 where the job is somebody else's."""
+    base_id = base_id_of(args.job)
+    if args.gpus is not None:
+        if args.release:
+            raise DataError("--gpus with --release", "contradict each other", "give one of them")
+        if not 0 < args.gpus <= MAX_PINNED_GPUS:
+            raise DataError(
+                f"--gpus={args.gpus}", "is not a GPU count", f"give 1 to {MAX_PINNED_GPUS}"
+            )
+    spool = load_config(args.config).spool
+    uid = os.getuid()
+    try:
+        document = read_plan(spool, base_id)
+    except ProtocolError:
+        raise
+    except SourceMissingError:
+        # Younger than one cycle: the daemon will find the request when it first plans the job.
+        document = None
+    if document is not None:
+        if uid not in (0, document.uid):
+            raise DataError(
+                f"job {args.job}",
+                f"belongs to {document.user}",
+                "only its owner or root can pin it",
+            )
+        counts = sorted({c.gpus for c in document.candidates} | {document.requested_gpus})
+        if args.gpus is not None and document.candidates and args.gpus not in counts:
+            raise DataError(
+                f"--gpus={args.gpus}",
+                f"job {args.job} cannot run on that count",
+                f"choose among {', '.join(map(str, counts))}; slurm-ext explain {base_id} says why",
+            )
+    write_request(spool, uid, PinRequest(base_id, not args.release, time.time(), args.gpus))
+    if args.release:
+        print(f"job {base_id}: its GPU count may be chosen again, from the next cycle on")
+    else:
+        count = "the submitted GPU count" if args.gpus is None else f"{args.gpus} GPUs"
+        print(f"job {base_id}: keeps {count}, from the next cycle on")
+    return 0

@@ -1,0 +1,146 @@
+"""``slurm-ext queue``: one line per job with its plan and the reason, printed as squeue does."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
+from slurm_ext.control.config import load_config
+from slurm_ext.control.spool import Spool
+from slurm_ext.domain.document import PlanDocument
+from slurm_ext.domain.errors import DataError, SourceMissingError
+from slurm_ext.domain.nodelist import fold
+from slurm_ext.domain.plan import Verdict
+from slurm_ext.domain.spans import moment, span
+
+DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.11e %.19S %R"
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    document: PlanDocument
+    now: float
+
+
+def _planned(row: _Row) -> str:
+    decision = row.document.decision
+    if decision.configuration is None or decision.verdict is Verdict.LEAVE:
+        return "-"
+    likely = "~" if decision.verdict is Verdict.WAIT else ""
+    return f"{likely}{decision.configuration.gpus}"
+
+
+def _remaining(row: _Row) -> str:
+    left = row.document.decision.remaining_s
+    return "N/A" if left is None else span(left.value)
+
+
+def _start(row: _Row) -> str:
+    at = row.document.decision.expected_start_s
+    return "N/A" if at is None else moment(at, row.now)
+
+
+def _lease(row: _Row) -> str:
+    until = row.document.lease_until_s
+    return "-" if until is None or until <= row.now else span(until - row.now)
+
+
+def _source(row: _Row) -> str:
+    left = row.document.decision.remaining_s
+    return "-" if left is None else left.source.value
+
+
+def _reason(row: _Row) -> str:
+    decision = row.document.decision
+    return f"waits for {decision.waits_for}" if decision.waits_for else decision.reason
+
+
+_STATES = {"PENDING": "PD", "RUNNING": "R", "COMPLETING": "CG", "SUSPENDED": "S"}
+
+LETTERS: dict[str, Column[_Row]] = {
+    "i": Column("JOBID", lambda r: r.document.job_id, "job id"),
+    "P": Column("PARTITION", lambda r: r.document.partition or "(several)", "partition"),
+    "q": Column("QOS", lambda r: r.document.qos, "QOS"),
+    "u": Column("USER", lambda r: r.document.user, "user"),
+    "a": Column("ACCOUNT", lambda r: r.document.account, "account"),
+    "t": Column("ST", lambda r: _STATES.get(r.document.state, r.document.state[:2]), "state"),
+    "g": Column("GPUS", lambda r: str(r.document.present_gpus), "GPUs in Slurm's books now"),
+    "s": Column("ASKED", lambda r: str(r.document.requested_gpus), "GPUs as submitted"),
+    "G": Column("PLAN", _planned, "GPUs planned (~ = likely, not decided)"),
+    "k": Column("PLACE", lambda r: str(r.document.place or "-"), "place among our jobs"),
+    "v": Column("VERDICT", lambda r: r.document.decision.verdict.value, "what the plan wants"),
+    "N": Column("NODELIST", lambda r: fold(r.document.decision.nodes) or "-", "planned nodes"),
+    "e": Column("WORK", _remaining, "estimated remaining run time"),
+    "E": Column("SOURCE", _source, "where that estimate comes from"),
+    "S": Column("START", _start, "expected start"),
+    "l": Column("LEASE", _lease, "time until the lease ends"),
+    "p": Column("PRIORITY", lambda r: str(r.document.priority), "Slurm's priority"),
+    "R": Column("REASON", _reason, "reason, or what the job waits for"),
+    "r": Column("SLURMREASON", lambda r: r.document.slurm_reason, "Slurm's own reason"),
+}
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = subparsers.add_parser(
+        "queue",
+        help="plan and reason of every job, printed as squeue does",
+        description="List the pending jobs that slurm-ext plans, in planned order.",
+        epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}".replace(
+            "%", "%%"
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,  # -h is --noheader, as in squeue
+    )
+    parser.add_argument("--help", action="help", help="show this help and exit")
+    parser.add_argument("-u", "--user", metavar="USER[,..]", help="only jobs of these users")
+    parser.add_argument("-j", "--jobs", metavar="ID[,..]", help="only these jobs")
+    parser.add_argument("-p", "--partition", metavar="NAME[,..]", help="only these partitions")
+    parser.add_argument("-o", "--format", metavar="FORMAT", default=DEFAULT_FORMAT)
+    parser.add_argument("-h", "--noheader", action="store_true", help="no heading line")
+    parser.add_argument("--json", action="store_true", help="plan documents as a JSON list")
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table."""
+    from slurm_ext.cli.explain import base_id_of
+
+    pieces = parse_format(args.format, LETTERS)
+    spool = load_config(args.config).spool
+    try:
+        documents = Spool(spool).read_plans()
+    except SourceMissingError as exc:
+        raise DataError(
+            str(spool),
+            f"cannot be read ({exc.reason})",
+            "is the daemon set up? see slurm-ext check",
+        ) from exc
+    users = _words(args.user)
+    partitions = _words(args.partition)
+    ids = {base_id_of(word) for word in _words(args.jobs)}
+    chosen = [
+        document
+        for document in documents.values()
+        if (not users or document.user in users)
+        and (not partitions or document.partition in partitions)
+        and (not ids or document.base_id in ids)
+    ]
+    chosen.sort(key=lambda d: (d.partition, d.qos, d.decision.rank, d.base_id))
+    if args.json:
+        print(json.dumps([json.loads(document.to_json()) for document in chosen]))
+        return 0
+    now = time.time()
+    rows = [_Row(document, now) for document in chosen]
+    for line in render(rows, pieces, LETTERS, header=not args.noheader):
+        print(line)
+    return 0
+
+
+def _words(text: str | None) -> set[str]:
+    return {word for word in (text or "").split(",") if word}

@@ -1,0 +1,239 @@
+"""Policies `easy` and `fifo`: what a well-tuned plain Slurm does, as a pure function.
+
+Every job runs as it was submitted. `fifo` starts jobs in queue order and stops at the first one
+that does not fit. `easy` goes on behind it: a later job may start where it ends, by its time
+limit, before the head's planned start, or where it uses only GPUs that the head leaves over.
+
+They are the baselines of every comparison, so they get no estimate: a running job's end is its
+start plus its limit, as Slurm reckons. The choice a reader would question: only the head has a
+reservation (EASY), although Slurm's backfill plans for many jobs. Fewer promises leave more room
+to fill, so EASY is the harder baseline to beat for the average.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.job import Job
+from slurm_ext.domain.node import Node, Topology
+from slurm_ext.domain.plan import Decision, Plan, Verdict
+from slurm_ext.domain.policy import View
+from slurm_ext.policy.placement import TopologyRule, seat
+from slurm_ext.policy.queue import Field, fields, present_candidate, request_for
+from slurm_ext.policy.telling import leave
+
+
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """Queue order at the submitted shape; ``reserve`` = EASY backfilling, else strict FIFO."""
+
+    reserve: bool = True
+    topology_rule: TopologyRule = TopologyRule.PREFERRED
+
+    @property
+    def name(self) -> str:
+        """Name as written in the configuration."""
+        return "easy" if self.reserve else "fifo"
+
+    def __call__(self, view: View, now: float) -> Plan:
+        """Decide for every pending job of ``view.facts``."""
+        decisions: dict[str, Decision] = {}
+        for group in fields(view):
+            for decision in _Pass(view, group, now, self).decide():
+                decisions[decision.job_id] = decision
+        for job in view.snapshot.pending():
+            fact = view.facts.get(job.job_id)
+            if fact is not None and job.job_id not in decisions:
+                decisions[job.job_id] = leave(job, fact, len(decisions))
+        return Plan(policy=self.name, made_s=now, decisions=decisions)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """GPUs per node that a job holds until ``end_s`` (infinity where it has no limit)."""
+
+    job: Job
+    end_s: float
+    gpus: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    """The head's planned start, and the nodes as they will be then without what it takes."""
+
+    job: Job
+    start_s: float
+    left_over: dict[str, Node]
+
+
+class _Pass:
+    """One field, once through its queue. Holds the mutable books of that walk."""
+
+    def __init__(self, view: View, group: Field, now: float, policy: Backfill) -> None:
+        self._view = view
+        self._group = group
+        self._now = now
+        self._rule = policy.topology_rule
+        self._reserve = policy.reserve
+        self._free = {node.name: node for node in group.nodes}
+        self._held = [
+            _Held(job, _end_by_limit(job, now), _held_by(job, self._free))
+            for job in view.snapshot.running()
+            if job.gpus
+        ]
+        self._reservation: _Reservation | None = None
+
+    def decide(self) -> Iterator[Decision]:
+        order = sorted(self._group.jobs, key=lambda job: (-job.priority, job.submit_s, job.base_id))
+        for rank, job in enumerate(order):
+            candidate = present_candidate(job, self._view.facts[job.job_id])
+            nodes = self._start(job, candidate)
+            if nodes is not None:
+                yield self._decision(job, candidate, rank, Verdict.START, nodes)
+                continue
+            if self._reservation is None:
+                self._reservation = self._plan_ahead(job, candidate)
+                yield self._decision(job, candidate, rank, Verdict.RESERVE)
+            else:
+                yield self._decision(job, candidate, rank, Verdict.ORDER)
+
+    def _start(self, job: Job, candidate: Candidate) -> tuple[str, ...] | None:
+        """Nodes for a start now, booked; None where it has to wait."""
+        ahead = self._reservation
+        if ahead is not None and not self._reserve:
+            return None
+        nodes = self._seat(job, candidate, self._free)
+        if nodes is None:
+            return None
+        end_s = self._now + _limit_s(job)
+        if ahead is not None and end_s > ahead.start_s:
+            # It outlasts the head's planned start: only what the head leaves over is free for it.
+            both = {name: _busier(self._free[name], ahead.left_over[name]) for name in self._free}
+            nodes = self._seat(job, candidate, both)
+            if nodes is None:
+                return None
+            _take(ahead.left_over, job, nodes, candidate)
+        taken = _take(self._free, job, nodes, candidate)
+        self._held.append(_Held(job, end_s, taken))
+        return nodes
+
+    def _plan_ahead(self, job: Job, candidate: Candidate) -> _Reservation:
+        """When and where the head can start if everything that runs lasts until its limit."""
+        nodes = dict(self._free)
+        for held in sorted(self._held, key=lambda item: item.end_s):
+            if math.isinf(held.end_s):
+                break
+            for name, gpus in held.gpus.items():
+                nodes[name] = _book(nodes[name], held.job, -gpus)
+            seats = self._seat(job, candidate, nodes)
+            if seats is not None:
+                _take(nodes, job, seats, candidate)
+                return _Reservation(job, max(held.end_s, self._now), nodes)
+        # Its start cannot be told (it is too large, or something runs without a limit): nothing
+        # can be proven to delay it, so that the queue behind it may use what is free.
+        return _Reservation(job, math.inf, dict(self._free))
+
+    def _seat(
+        self, job: Job, candidate: Candidate, nodes: dict[str, Node]
+    ) -> tuple[str, ...] | None:
+        if candidate.gpus > sum(node.gpus_free for node in nodes.values()):
+            return None
+        pool = self._view.pools[self._view.facts[job.job_id].pool]
+        request = request_for(job, candidate, pool)
+        topology: Topology = self._view.snapshot.topology
+        return seat((request,), nodes.values(), topology, self._rule).seats.get(job.job_id)
+
+    def _decision(
+        self,
+        job: Job,
+        candidate: Candidate,
+        rank: int,
+        verdict: Verdict,
+        nodes: Sequence[str] = (),
+    ) -> Decision:
+        ahead = self._reservation
+        start_s: float | None = None
+        waits_for = ""
+        if verdict is Verdict.START:
+            start_s = self._now
+            reason = "fits now" if ahead is None else f"fits beside job {ahead.job.job_id}"
+        elif verdict is Verdict.RESERVE:
+            reason = "first in the queue that does not fit"
+            waits_for = f"{candidate.gpus} free GPUs"
+            if ahead is not None and not math.isinf(ahead.start_s):
+                start_s = ahead.start_s
+        else:
+            reason = "waits in queue order"
+            waits_for = f"room that does not delay job {ahead.job.job_id}" if ahead else ""
+        return Decision(
+            job_id=job.job_id,
+            verdict=verdict,
+            rank=rank,
+            reason=reason,
+            configuration=candidate.configuration,
+            nodes=tuple(nodes),
+            expected_start_s=start_s,
+            waits_for=waits_for,
+            pool=self._view.facts[job.job_id].pool,
+        )
+
+
+def _limit_s(job: Job) -> float:
+    return math.inf if job.time_limit_s is None else job.time_limit_s
+
+
+def _end_by_limit(job: Job, now: float) -> float:
+    """When a running job is killed at the latest; never in the past (it still runs)."""
+    if job.end_s is not None:
+        return max(now, job.end_s)
+    return max(now, (now if job.start_s is None else job.start_s) + _limit_s(job))
+
+
+def _held_by(job: Job, nodes: dict[str, Node]) -> dict[str, int]:
+    """GPUs that a running job holds on each node: the queue tells the total and the nodes only,
+    so whole nodes are counted first, as they are given out."""
+    held: dict[str, int] = {}
+    left = job.gpus
+    for name in job.node_names:
+        node = nodes.get(name)
+        if node is None:
+            continue
+        part = min(left, node.gpus_alloc)
+        if part:
+            held[name] = part
+            left -= part
+    return held
+
+
+def _take(
+    nodes: dict[str, Node], job: Job, names: Sequence[str], candidate: Candidate
+) -> dict[str, int]:
+    """Book the candidate on the named nodes (the order of `seat`); the GPUs taken on each."""
+    shares = sorted(candidate.configuration.placement, reverse=True)
+    for name, share in zip(names, shares, strict=True):
+        nodes[name] = _book(nodes[name], job, share)
+    return dict(zip(names, shares, strict=True))
+
+
+def _book(node: Node, job: Job, gpus: int) -> Node:
+    """The node with ``gpus`` more (negative: fewer) in use, and CPUs and memory in proportion."""
+    share = gpus / max(1, job.gpus)
+    return replace(
+        node,
+        gpus_alloc=max(0, node.gpus_alloc + gpus),
+        cpus_alloc=max(0, node.cpus_alloc + round(job.cpus * share)),
+        memory_alloc_mib=max(0, node.memory_alloc_mib + round((job.memory_mib or 0) * share)),
+    )
+
+
+def _busier(one: Node, other: Node) -> Node:
+    """What is free on a node both now and when the head starts."""
+    return replace(
+        one,
+        gpus_alloc=max(one.gpus_alloc, other.gpus_alloc),
+        cpus_alloc=max(one.cpus_alloc, other.cpus_alloc),
+        memory_alloc_mib=max(one.memory_alloc_mib, other.memory_alloc_mib),
+    )
