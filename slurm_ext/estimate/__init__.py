@@ -1,1 +1,1 @@
-
+"""What a job would take in each configuration: table, interpolation, history. Imports nothing."""
