@@ -31,13 +31,15 @@ def gpus_started(plan: Plan) -> dict[str, int]:
 
 
 def test_two_gpus_go_to_two_jobs_not_to_the_one_with_more_samples_per_second() -> None:
-    # A runs 100 and 190 samples/s, B 80 and 100, on one and two GPUs; equal work of 100,000.
+    # A runs 100 and 190 samples/s, B 80 and 100, on one and two GPUs; both have 1000 s to go on
+    # one. The largest sum of samples/s would be 190 with both GPUs given to A.
     known = {
-        "1": facts(1, {1: 1e5 / 100, 2: 1e5 / 190}),
-        "2": facts(2, {1: 1e5 / 80, 2: 1e5 / 100}),
+        "1": facts(1, {1: 1000.0, 2: 1000.0 * 100 / 190}),
+        "2": facts(2, {1: 1000.0, 2: 1000.0 * 80 / 100}),
     }
     plan = decide(view([job(1), job(2)], known, nodes(1, gpus=2)))
     assert gpus_started(plan) == {"1": 1, "2": 1}
+    assert [t.name for t in plan.decisions["2"].terms if t.value > 0] == ["progress"]
 
 
 def test_a_lone_job_gets_the_fastest_count_and_is_pinned() -> None:
