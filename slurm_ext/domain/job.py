@@ -63,12 +63,15 @@ class ShapeKind(StrEnum):
     RANK_PER_GPU       ``-n N --gpus-per-task=1``: one rank per GPU, spread by Slurm
     LAUNCHER_PER_NODE  ``-N n --ntasks-per-node=1 --gres=gpu:k``: one launcher (torchrun) per node
     SINGLE_NODE        ``-N1 -n k --gres=gpu:k``: k ranks on one node
+    TASKS_PER_NODE     ``-N n --ntasks-per-node=k --gres=gpu:k``: the ranks per node stay, because
+                       scontrol cannot change them; only the number of nodes can
     FIXED              anything else: ordered, never resized
     """
 
     RANK_PER_GPU = "rank-per-gpu"
     LAUNCHER_PER_NODE = "launcher-per-node"
     SINGLE_NODE = "single-node"
+    TASKS_PER_NODE = "tasks-per-node"
     FIXED = "fixed"
 
 
@@ -98,6 +101,11 @@ class Job:
     or, for the pending rest of an array, ``123_[1-5,7]``. ``priority`` is Slurm's sum, with
     ``site_factor`` (signed, 0 = none) already inside. ``eligible`` tells whether Slurm's
     multifactor plugin ranks the job now (leased, dependent and held jobs are not ranked).
+    ``priority_set`` tells that somebody wrote the priority itself, so that it is frozen: sprio
+    then shows all of its parts as zero beside a priority above 1 (seen on 24.11.5).
+    ``eligible_s`` is the begin time that the job carries; ``start_s`` of a pending job may be
+    backfill's expectation instead. ``raw_id`` is Slurm's number of exactly this record,
+    SLURM_JOB_ID inside the job; for a task of an array it differs from ``base_id``.
     """
 
     job_id: str
@@ -143,6 +151,8 @@ class Job:
     held_by_user: bool = False
     held_by_admin: bool = False
     batch: bool = True
+    priority_set: bool = False
+    raw_id: int | None = None
 
     @property
     def pending(self) -> bool:

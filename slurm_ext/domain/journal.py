@@ -41,6 +41,13 @@ class LedgerEntry:
     ``attempt`` is Slurm's restart count at which the entry was made: another count means that the
     job was requeued and must be planned anew. ``veto`` is the user's ``slurm-ext pin``: resizing
     is off, ``veto_gpus`` the count that the user asked to keep (``None`` = as submitted).
+
+    An entry is stored before Slurm is written to, so after a write that never arrived the job
+    still carries the value before it: ``lease_before_s``, ``written_before`` and
+    ``written_limit_before_s`` keep that one, so that it is not mistaken for the user's.
+    ``tries`` counts writes of ``written`` that were not read back, ``given_back`` tells that it was written to restore
+    the submitted one (a planned shape may have the same numbers); a shape that failed too often is ``failed`` and not
+    tried again in this attempt.
     """
 
     job_id: str
@@ -57,3 +64,9 @@ class LedgerEntry:
     veto: bool = False
     veto_gpus: int | None = None
     notes: tuple[str, ...] = field(default=())
+    lease_before_s: float | None = None
+    written_before: Shape | None = None
+    written_limit_before_s: float | None = None
+    tries: int = 0
+    failed: Shape | None = None
+    given_back: bool = False

@@ -44,7 +44,10 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One partition. ``None`` limits are unlimited; ``max_time_s`` in seconds."""
+    """One partition. ``None`` limits are unlimited; ``max_time_s`` in seconds.
+
+    ``qos`` names the partition's own QOS, whose limits hold beside those of the job's QOS.
+    """
 
     name: str
     node_names: tuple[str, ...] = ()
@@ -54,6 +57,7 @@ class Partition:
     priority_tier: int = 1
     preempt_mode: str = "OFF"
     default: bool = False
+    qos: str = ""
 
 
 @dataclass(frozen=True, slots=True)

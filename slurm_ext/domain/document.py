@@ -1,0 +1,128 @@
+"""The documents that the daemon writes into the spool: one per job, and one for the whole.
+
+A document holds everything that ``slurm-ext explain`` and ``slurm-ext queue`` tell, so that they
+work without asking the daemon, and what is ours on the job (``ours``), so that a lost journal can
+be rebuilt. It is advice: inside the job the allocation that Slurm granted is the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from slurm_ext.domain.codec import dumps, loads
+from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.errors import ProtocolError
+from slurm_ext.domain.journal import LedgerEntry
+from slurm_ext.domain.plan import Decision, SolveInfo
+from slurm_ext.domain.policy import Permit
+
+DOCUMENT_VERSION = 1
+
+
+class Mode(StrEnum):
+    """What the daemon may do.
+
+    OBSERVE   plans and logs, changes nothing
+    ACTING    acts where the configuration has switched it on
+    RELEASED  an administrator took everything back; observes until it is told to go on
+    """
+
+    OBSERVE = "observe"
+    ACTING = "acting"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDocument:
+    """What is planned for one job, and everything that led to it.
+
+    ``place`` counts from 1 among our jobs of the partition and QOS, ``places`` how many there
+    are; ``foreign_ahead`` are jobs that are not ours with a higher priority in the same partition.
+    ``candidates`` are the configurations that were considered, ``refused`` the GPU counts that
+    were not, each with its reason. ``requested_gpus`` is what was submitted, ``present_gpus`` what
+    Slurm would grant now. ``ours`` is what the daemon has written to the job.
+    """
+
+    job_id: str
+    base_id: int
+    user: str
+    partition: str
+    made_s: float
+    mode: Mode
+    policy: str
+    decision: Decision
+    permit: Permit
+    uid: int | None = None
+    qos: str = ""
+    account: str = ""
+    state: str = ""
+    slurm_reason: str = ""
+    priority: int = 0
+    requested_gpus: int = 0
+    present_gpus: int = 0
+    waiting_since_s: float = 0.0
+    place: int | None = None
+    places: int = 0
+    foreign_ahead: int = 0
+    candidates: tuple[Candidate, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    solve: SolveInfo | None = None
+    ours: LedgerEntry | None = None
+    attempt: int = 0
+    version: int = DOCUMENT_VERSION
+
+    @property
+    def lease_until_s(self) -> float | None:
+        """Until when the job's earliest start is ours, ``None`` when no lease is out."""
+        return self.ours.lease_until_s if self.ours is not None else None
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return dumps(self)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDocument:
+    """What the daemon does as a whole, as of its last complete cycle."""
+
+    made_s: float
+    mode: Mode
+    policy: str
+    cycle: int
+    cycle_s: float
+    lease_s: float
+    acting: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refusals: tuple[str, ...] = ()
+    solves: tuple[SolveInfo, ...] = ()
+    jobs: int = 0
+    verdicts: Mapping[str, int] = field(default_factory=dict)
+    version: int = DOCUMENT_VERSION
+
+    def to_json(self) -> str:
+        """One line of JSON."""
+        return dumps(self)
+
+
+def parse_plan_document(text: str, place: str) -> PlanDocument:
+    """Read a plan document, or raise ProtocolError naming ``place``."""
+    document = loads(PlanDocument, text, place)
+    _check_version(document.version, place)
+    return document
+
+
+def parse_cluster_document(text: str, place: str) -> ClusterDocument:
+    """Read the document of the whole, or raise ProtocolError naming ``place``."""
+    document = loads(ClusterDocument, text, place)
+    _check_version(document.version, place)
+    return document
+
+
+def _check_version(version: int, place: str) -> None:
+    if version != DOCUMENT_VERSION:
+        raise ProtocolError(
+            f"{place}: document version {version}, this side knows {DOCUMENT_VERSION}: install the"
+            " same release of slurm-ext on both sides"
+        )

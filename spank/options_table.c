@@ -1,0 +1,3 @@
+/* The one definition of the generated option table. */
+#define FT_DEFINE_OPTIONS
+#include "ft_options.h"
