@@ -90,9 +90,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "queue",
         help="plan and reason of every job, printed as squeue does",
         description="List the pending jobs that slurm-ext plans, in planned order.",
-        epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}".replace(
-            "%", "%%"
-        ),
+        epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # -h is --noheader, as in squeue
     )
@@ -100,7 +98,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument("-u", "--user", metavar="USER[,..]", help="only jobs of these users")
     parser.add_argument("-j", "--jobs", metavar="ID[,..]", help="only these jobs")
     parser.add_argument("-p", "--partition", metavar="NAME[,..]", help="only these partitions")
-    parser.add_argument("-o", "--format", metavar="FORMAT", default=DEFAULT_FORMAT)
+    parser.add_argument(
+        "-o",
+        "--format",
+        metavar="FORMAT",
+        default=DEFAULT_FORMAT,
+        help="fields of a line, see below",
+    )
     parser.add_argument("-h", "--noheader", action="store_true", help="no heading line")
     parser.add_argument("--json", action="store_true", help="plan documents as a JSON list")
     parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")

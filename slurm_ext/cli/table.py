@@ -186,7 +186,7 @@ def _action(
 ) -> argparse.ArgumentParser:
     epilog = None
     if letters is not None:
-        epilog = f"Format fields:\n{letters_help(letters)}\nDefault: {default}".replace("%", "%%")
+        epilog = f"Format fields:\n{letters_help(letters)}\nDefault: {default}"
     parser = actions.add_parser(
         name,
         help=text,
@@ -204,7 +204,9 @@ def _action(
 
 
 def _listing(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument("-o", "--format", metavar="FORMAT", default=default)
+    parser.add_argument(
+        "-o", "--format", metavar="FORMAT", default=default, help="fields of a line, see below"
+    )
     parser.add_argument("-h", "--noheader", action="store_true", help="no heading line")
     parser.add_argument("--json", action="store_true", help="a JSON list instead")
 

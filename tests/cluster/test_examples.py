@@ -6,25 +6,24 @@ import re
 
 from ci.cluster import Cluster
 from slurm_ext.domain.directive import extract_from_admin_comment
-from tests.unit.site.prose import SITE
+from tests.unit.site.prose import SITE, forms
 
 EXAMPLES = SITE / "examples"
 BIN = "/home/alice/bin"
 # Stands for python, torchrun and accelerate: one line for each process that srun starts.
 STUB = '#!/bin/sh\necho "process $SLURM_PROCID of $SLURM_NTASKS gpus=$CUDA_VISIBLE_DEVICES"\n'
-ROW = re.compile(r"^\| `([\w-]+\.sbatch)` \| `([\w-]+)` \|", re.MULTILINE)
 
 
 def test_every_example_is_resizable_in_the_form_that_its_readme_says_and_runs(cluster: Cluster):
-    forms = dict(ROW.findall((EXAMPLES / "README.md").read_text()))
-    assert set(forms) == {path.name for path in EXAMPLES.glob("*.sbatch")}
+    expected = forms()
+    assert set(expected) == {path.name for path in EXAMPLES.glob("*.sbatch")}
     cluster.exec(["mkdir", "-p", BIN], user="alice")
     for name in ("python", "torchrun", "accelerate"):
         cluster.put(f"{BIN}/{name}", STUB, mode=0o755, owner="alice")
     path = f"--export=ALL,PATH={BIN}:/usr/local/bin:/usr/bin:/bin"
     jobs = {
         name: cluster.sbatch((EXAMPLES / name).read_text(), "--output=%j.out", path)
-        for name in sorted(forms)
+        for name in sorted(expected)
     }
     for name, job_id in jobs.items():
         done = cluster.wait_state(job_id, "COMPLETED", "FAILED", "CANCELLED", limit_s=90)
@@ -33,11 +32,11 @@ def test_every_example_is_resizable_in_the_form_that_its_readme_says_and_runs(cl
         directive = extract_from_admin_comment(done["AdminComment"])
         assert directive is not None, name
         assert directive.shape is not None, name
-        assert directive.shape.value == forms[name], name
+        assert directive.shape.value == expected[name], name
         assert directive.req is not None
         assert not directive.req.why_fixed
         processes = re.findall(r"process (\d+) of (\d+) gpus=([\d,]+)", said)
         assert len(processes) == int(processes[0][1]) == directive.req.ntasks, (name, said)
         gpus = {len(devices.split(",")) for *_, devices in processes}
-        per_process = 1 if forms[name] == "rank-per-gpu" else 4
+        per_process = 1 if expected[name] == "rank-per-gpu" else 4
         assert gpus == {2 if name == "accelerate.sbatch" else per_process}, (name, said)

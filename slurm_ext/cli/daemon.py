@@ -1,0 +1,91 @@
+"""``slurm-ext daemon``: observe the queue, and act where the configuration allows it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from slurm_ext.cli.backend import open_backend
+from slurm_ext.control.config import Config, load_config
+from slurm_ext.control.cycle import Engine
+from slurm_ext.control.locks import FileLock, life_lock
+from slurm_ext.control.logs import setup_logging
+from slurm_ext.control.loop import Loop
+from slurm_ext.control.notify import Notifier
+from slurm_ext.domain.errors import DataError
+
+_log = logging.getLogger(__name__)
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = subparsers.add_parser(
+        "daemon",
+        help="observe the queue and act on it",
+        description="Plan the queue in cycles and act where the configuration has switched acting"
+        " on. Logs are JSON lines on stdout. SIGHUP reads the configuration again, SIGTERM stops"
+        " after the cycle in progress.",
+    )
+    parser.add_argument(
+        "--observe",
+        action="store_true",
+        help="plan and log, change nothing, whatever the configuration says",
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="run one cycle; exit 1 if a source was missing"
+    )
+    add_config_options(parser)
+    parser.set_defaults(run=run)
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """``--config`` and ``--set``, which daemon, release and check share."""
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="override a key, the value in YAML, dots for nested keys; may be repeated",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the daemon in the foreground."""
+
+    def read() -> Config:
+        return load_config(args.config, overrides=args.overrides)
+
+    config = read()
+    setup_logging(config.log_level)
+    lock = FileLock(life_lock(config.journal))
+    if not lock.acquire():
+        raise DataError(str(lock.path), "another daemon runs with this journal", "stop it first")
+    try:
+        return serve(Engine(config, open_backend(config), observe_only=args.observe), read, args)
+    finally:
+        lock.release()
+
+
+def serve(engine: Engine, read: Callable[[], Config], args: argparse.Namespace) -> int:
+    """Run an engine once or for ever."""
+    try:
+        if args.once:
+            report = engine.cycle()
+            _log.info("%s", report.in_words())
+            return 1 if report.skipped else 0
+        mode = "observes" if args.observe or not engine.config.acting else "acts"
+        _log.info("slurm-ext %s every %g s", mode, engine.config.cycle_s)
+        asyncio.run(_forever(engine, read))
+    finally:
+        engine.close()
+    return 0
+
+
+async def _forever(engine: Engine, read: Callable[[], Config]) -> None:
+    loop = Loop(engine, Notifier(), read, applied=lambda config: setup_logging(config.log_level))
+    await loop.run()

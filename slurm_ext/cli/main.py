@@ -1,0 +1,79 @@
+"""``slurm-ext``: one program, one file per sub-command.
+
+Each sub-command is a module with ``register(subparsers)``, which sets ``run`` to a function from
+the parsed arguments to an exit code. Modules are imported only when their sub-command is asked
+for: a login node without the daemon's dependencies can still import tables, and ``slurm-ext -V``
+stays fast. Exit codes: 0 fine, 1 failed, 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from slurm_ext import __version__
+from slurm_ext.domain.errors import SlurmExtError
+
+# Sub-command to its module and the line that --help shows.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "explain": ("slurm_ext.cli.explain", "why a job got that GPU count, place and nodes"),
+    "queue": ("slurm_ext.cli.queue", "plan and reason of every job"),
+    "pin": ("slurm_ext.cli.pin", "keep a job's GPU count, or let it be chosen again"),
+    "table": ("slurm_ext.cli.table", "import, list, show and export measured throughputs"),
+    "check": ("slurm_ext.cli.check", "is everything set up? each line ok or how to mend it"),
+    "daemon": ("slurm_ext.cli.daemon", "observe the queue and act on it"),
+    "release": ("slurm_ext.cli.release", "take back everything of ours at once"),
+}
+
+
+def build_parser(wanted: str | None = None) -> argparse.ArgumentParser:
+    """The parser; only the sub-command ``wanted`` is filled in, ``None`` fills all."""
+    parser = argparse.ArgumentParser(
+        prog="slurm-ext",
+        description="Makes an ordinary Slurm cluster good at fine-tuning foundation models.",
+        epilog="Exit codes: 0 fine, 1 failed, 2 usage. See slurm-ext(1).",
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"slurm-ext {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (module, words) in COMMANDS.items():
+        if wanted in (None, name):
+            importlib.import_module(module).register(subparsers)
+        else:
+            subparsers.add_parser(name, help=words, add_help=False)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one sub-command; an error of ours is one line on stderr."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    wanted = next((word for word in arguments if not word.startswith("-")), "")
+    try:
+        parsed = build_parser(wanted).parse_args(arguments)
+        code: int = parsed.run(parsed)
+        sys.stdout.flush()
+    except SlurmExtError as exc:
+        print(f"slurm-ext: error: {exc}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as exc:
+        if (exc.name or "").partition(".")[0] == "slurm_ext":
+            raise
+        print(
+            f"slurm-ext: error: {wanted or 'this command'} needs the Python module {exc.name},"
+            " which comes along with slurm-ext: install slurm-ext again with pip",
+            file=sys.stderr,
+        )
+        return 1
+    except BrokenPipeError:
+        # The reader (head, less) has enough. Python would complain again when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
