@@ -125,11 +125,11 @@ def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> I
         + (f" (Slurm says: {document.slurm_reason})" if document.slurm_reason else "")
     )
     yield from _gpus(document)
-    yield from _order(document)
+    yield from place_line(document)
     yield from _waits(document, now)
-    yield from _estimate(decision)
-    yield from _considered(document)
-    yield from _terms(decision)
+    yield from estimate_lines(decision)
+    yield from considered_lines(document)
+    yield from terms_lines(decision)
     yield from _state(document, whole, now)
 
 
@@ -154,7 +154,8 @@ def _gpus(document: PlanDocument) -> Iterator[str]:
         yield f"          {reason}"
 
 
-def _order(document: PlanDocument) -> Iterator[str]:
+def place_line(document: PlanDocument) -> Iterator[str]:
+    """Its place among the planned jobs."""
     if document.place is None:
         return
     text = f"  Place   {document.place} of {document.places} planned jobs of this partition and QOS"
@@ -182,7 +183,8 @@ def _range(estimate: Estimate) -> str:
     return f"{about(estimate.value)} ({about(estimate.low)} to {about(estimate.high)})"
 
 
-def _estimate(decision: Decision) -> Iterator[str]:
+def estimate_lines(decision: Decision) -> Iterator[str]:
+    """How long it would run, and how sure that is."""
     left = decision.remaining_s
     if left is None:
         return
@@ -191,7 +193,8 @@ def _estimate(decision: Decision) -> Iterator[str]:
     )
 
 
-def _considered(document: PlanDocument) -> Iterator[str]:
+def considered_lines(document: PlanDocument) -> Iterator[str]:
+    """Each GPU count, with its estimate or why it is out of the question."""
     if not document.candidates and not document.refused:
         return
     yield "  Considered"
@@ -219,11 +222,29 @@ def _candidate(candidate: Candidate) -> str:
     return f"{text}, {candidate.remaining_s.source.value}"
 
 
-def _terms(decision: Decision) -> Iterator[str]:
+def terms_lines(decision: Decision) -> Iterator[str]:
+    """What tipped the scales, the heaviest first."""
     if decision.terms:
         yield "  Decided by"
         for term in sorted(decision.terms, key=lambda t: -abs(t.value)):
             yield f"    {term.name:<14} {term.value:>10.3g}  {term.words}"
+
+
+def solve_line(document: PlanDocument) -> Iterator[str]:
+    """How well the GPUs of its pool were given out."""
+    solve = document.solve
+    if solve is None:
+        return
+    proof = "proven best" if solve.optimal else f"within {solve.gap:.1%} of the best possible"
+    yield (
+        f"          {solve.jobs} job(s) for {solve.gpus_free} free GPUs, {proof}"
+        + (f" ({solve.note})" if solve.note else "")
+    )
+
+
+def is_stale(whole: ClusterDocument, now: float) -> bool:
+    """Whether the daemon has been silent for so long that its leases have run out."""
+    return now - whole.made_s > STALE_LEASES * whole.lease_s
 
 
 def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
@@ -234,17 +255,11 @@ def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) ->
         Mode.RELEASED: "everything was taken back by an administrator: nothing is carried out",
     }[document.mode]
     yield f"  Plan    by policy {document.policy}, {about(max(0.0, age))} old; {word}"
-    if document.solve is not None:
-        solve = document.solve
-        proof = "proven best" if solve.optimal else f"within {solve.gap:.1%} of the best possible"
-        yield (
-            f"          {solve.jobs} jobs for {solve.gpus_free} free GPUs, {proof}"
-            + (f" ({solve.note})" if solve.note else "")
-        )
+    yield from solve_line(document)
     until = document.lease_until_s
     if until is not None and until > now:
         yield f"  Lease   its start is ours until {moment(until, now)}; then Slurm starts it anyway"
-    if whole is not None and now - whole.made_s > STALE_LEASES * whole.lease_s:
+    if whole is not None and is_stale(whole, now):
         yield (
             f"  Beware  the daemon has been silent for {about(now - whole.made_s)}:"
             " this is what it planned last"

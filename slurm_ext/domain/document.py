@@ -19,6 +19,8 @@ from slurm_ext.domain.plan import Decision, SolveInfo
 from slurm_ext.domain.policy import Permit
 
 DOCUMENT_VERSION = 1
+# State of a job that has left the queue; its document stays to be read for a while.
+ENDED = "ENDED"
 
 
 class Mode(StrEnum):
@@ -42,7 +44,9 @@ class PlanDocument:
     are; ``foreign_ahead`` are jobs that are not ours with a higher priority in the same partition.
     ``candidates`` are the configurations that were considered, ``refused`` the GPU counts that
     were not, each with its reason. ``requested_gpus`` is what was submitted, ``present_gpus`` what
-    Slurm would grant now. ``ours`` is what the daemon has written to the job.
+    Slurm would grant now. ``ours`` is what the daemon has written to the job. ``state`` is Slurm's,
+    or ``ENDED`` once the job has left the queue. A document is written again when what it tells
+    changes, so ``made_s`` says since when it holds, not how old the plan is.
     """
 
     job_id: str

@@ -5,15 +5,14 @@ Objective.  Choose for every job i at most one of its allowed GPU counts a, so t
     V(i, a) = w_i * (progress + start + waiting + deadline + lease + switch)
 
 is largest, under  sum of a <= free GPUs  (and, over several pools, the constraints that
-`problem.PoolProblem` states).  Every term is a rate in 1/s, "share of the job's work per second", so
-the terms can be added and compared between models:
+`problem.PoolProblem` states).  Every term is a rate in 1/s, "share of the job's work per second",
+so the terms can be added and compared between models:
 
 * progress   1 / R(i, a), with R the remaining seconds on a GPUs.  Not samples/s: a sample of one
              model is not a sample of another, and raw throughput starves whoever has the bigger
              network.  Jobs close to their end weigh more, which is what shortens the average JCT.
 * start      a share of 1 / R(i, a0), a0 the job's smallest count: what it is worth that the job
-             runs at all.  It stops one job from eating the GPUs another could start on when the
-             two rates are close.
+             runs at all.  Off by default.
 * waiting    waited / patience^2: after ``patience_s`` of waiting a job weighs as much more as a job
              with ``patience_s`` of work left.  Independent of the job's length, so that a stream of
              short jobs cannot starve a long one.
@@ -49,12 +48,19 @@ MIN_REMAINING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How much each term counts; all are pure numbers except ``patience_s``."""
+    """How much each term counts; all are pure numbers except ``patience_s``.
+
+    Two defaults come from replaying the eight titan_fm workloads (32 GPUs, up to 16 per job, no
+    preemption).  ``start``: 0.05 to 0.25 raises the average JCT by 1 to 2 % in the geometric mean
+    and does not shorten the tail; it is for sites where every user should see a job running.
+    ``patience_s``: against no waiting term, 2 h costs 0.7 % of the average JCT and shortens p99 by
+    9 to 11 % on the two most loaded workloads; 1 h costs 2 % and gains 21 to 32 % there.
+    """
 
     progress: float = 1.0
-    start: float = 0.25
+    start: float = 0.0
     waiting: float = 1.0
-    patience_s: float = 6 * 3600.0
+    patience_s: float = 2 * 3600.0
     deadline: float = 4.0
     lease: float = 0.05
     switch: float = 1.0

@@ -21,8 +21,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from slurm_ext.domain.errors import SolverError
+
+# Far above any cluster; keeps every sum of GPUs within 64 bits.
+MAX_GPUS = 2**31 - 1
+
+
+def _check_count(what: str, value: int) -> None:
+    if type(value) is not int or not 0 <= value <= MAX_GPUS:
+        _refuse_count(what, value)
+
+
+def _refuse_count(what: str, value: int) -> NoReturn:
+    raise SolverError(f"{what}={value!r} is not a whole number from 0 to {MAX_GPUS}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +52,8 @@ class Option:
     pool: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.gpus, int) or isinstance(self.gpus, bool) or self.gpus < 0:
-            raise SolverError(
-                f"option {self.tag!r}: gpus={self.gpus!r} is not a whole number of at least 0"
-            )
+        if type(self.gpus) is not int or not 0 <= self.gpus <= MAX_GPUS:
+            _refuse_count(f"option {self.tag!r}: gpus", self.gpus)
         if not isinstance(self.value, int | float) or not 0.0 <= self.value < math.inf:
             raise SolverError(
                 f"option {self.tag!r}: value={self.value!r} is not a finite number of at least 0; "
@@ -65,11 +76,6 @@ def _check_keys(items: tuple[Item, ...]) -> None:
             if item.key in seen:
                 raise SolverError(f"item {item.key!r} occurs twice; put its options into one item")
             seen.add(item.key)
-
-
-def _check_count(what: str, value: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise SolverError(f"{what}={value!r} is not a whole number of at least 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +162,9 @@ class Solution:
     """What was chosen, and how sure we are that nothing better exists.
 
     ``chosen`` maps the key of each served item to the index of its option, in item order.
-    ``bound`` is an upper bound on the value of any choice; ``gap`` = (bound - value) / bound, 0 when
-    ``optimal``.  ``time_s`` is the only field that differs between two runs on the same input, and
-    is left out of comparisons.
+    ``bound`` is an upper bound on the value of any choice; ``gap`` = (bound - value) / bound, 0
+    when ``optimal``.  ``time_s`` is the only field that differs between two runs on equal input,
+    and is left out of comparisons.
     """
 
     chosen: Mapping[str, int]

@@ -39,11 +39,29 @@ mariadb -e "CREATE DATABASE slurm_acct_db;
             CREATE USER slurm@localhost IDENTIFIED BY 'slurm';
             GRANT ALL ON slurm_acct_db.* TO slurm@localhost;"
 start_slurmdbd "$bake_port"
-# sacctmgr wants a slurm.conf; the real one is written when a cluster starts.
-printf 'ClusterName=ft\nSlurmctldHost=localhost\nAccountingStorageType=accounting_storage/slurmdbd\nAccountingStoragePort=%s\n' \
-    "$bake_port" >/etc/slurm/slurm.conf
+# A short-lived slurmctld registers the cluster and the GPU as a countable resource: no QOS can limit GPUs before that.
+cat >/etc/slurm/slurm.conf <<END
+ClusterName=ft
+SlurmctldHost=$(hostname)
+SlurmUser=slurm
+SlurmctldPort=$((bake_port + 1))
+SlurmctldPidFile=/run/slurm/slurmctld.pid
+SlurmctldLogFile=/var/log/slurm/slurmctld.log
+StateSaveLocation=/var/lib/slurm/slurmctld
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost=localhost
+AccountingStoragePort=$bake_port
+AccountingStorageTRES=gres/gpu
+GresTypes=gpu
+NodeName=none Gres=gpu:1
+PartitionName=none Nodes=ALL
+END
 sacctmgr -i add cluster ft
-rm /etc/slurm/slurm.conf
+slurmctld
+await "the accounting of GPUs" bash -c 'sacctmgr -n show tres | grep -qw gpu'
+kill "$(cat /run/slurm/slurmctld.pid)"
+await "the end of slurmctld" bash -c '! pgrep -x slurmctld'
+rm -r /etc/slurm/slurm.conf /var/lib/slurm/slurmctld
 
 kill "$(cat /run/slurm/slurmdbd.pid)"
 await "the end of slurmdbd" bash -c '! pgrep -x slurmdbd'

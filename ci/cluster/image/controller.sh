@@ -19,4 +19,16 @@ fi
 
 install -d -o slurm -g slurm -m 0755 /var/lib/slurm/slurmctld
 slurmctld
+# It goes into the background before it has read everything, and without accounting it waits for ever: so look at all of
+# them until it answers.
+until scontrol ping 2>/dev/null | grep -q 'is UP'; do
+    for daemon in mariadbd slurmdbd slurmctld; do
+        if ! pgrep -x "$daemon" >/dev/null; then
+            echo "$daemon ended:" >&2
+            grep -hiE 'fatal|error' /var/log/slurm/*.log /var/log/mariadb.log | tail -n 20 >&2
+            exit 1
+        fi
+    done
+    sleep 0.1
+done
 exec sleep infinity

@@ -1,7 +1,13 @@
 # shellcheck shell=bash
 # Functions shared by the image build, the controller and the nodes. Every wait has a limit and a message.
 
-readonly WAIT_LIMIT_S=60
+WAIT_LIMIT_S=60
+
+# munged and Slurm close every possible descriptor before they start a child, which is slow where the engine's limit is
+# "infinity". The limit is lowered here, not by the engine, which may not raise it above its own.
+if [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -gt 65536 ]; then
+    ulimit -n 65536
+fi
 
 # await WHAT COMMAND...: run COMMAND until it succeeds.
 await() {
@@ -9,6 +15,7 @@ await() {
     shift
     until "$@" >/dev/null 2>&1; do
         if ((SECONDS >= deadline)); then
+            tail -n 30 /var/log/slurm/*.log >&2 || true
             echo "gave up after ${WAIT_LIMIT_S} s waiting for ${what}" >&2
             return 1
         fi
@@ -19,7 +26,8 @@ await() {
 start_munged() {
     install -d -o munge -g munge -m 0755 /run/munge
     install -d -o munge -g munge -m 0700 /var/log/munge /var/lib/munge
-    # munged needs no more than a few threads; its key arrives before the container starts.
+    # The cluster's key was copied in before the container started, as root: uids are the image's business.
+    chown munge:munge /etc/munge/munge.key
     runuser -u munge -- /usr/sbin/munged --num-threads=4
     await "munged" munge -n
 }

@@ -14,6 +14,9 @@ for ((index = 0; index < gpus; index++)); do
 done
 install -d -m 0755 /run/slurm /var/log/slurm
 start_munged
+# A slurmd that finds no slurmctld asks again only after a growing pause, so a start in the wrong order can cost a minute.
+# After the limit it starts all the same: a node may come back while the controller is away.
+WAIT_LIMIT_S=30 await "slurmctld on ctl:6817" bash -c '</dev/tcp/ctl/6817' || true
 for node in "$@"; do
     install -d -m 0755 "/var/spool/slurmd/$node"
     slurmd -N "$node"

@@ -1,0 +1,1 @@
+"""Build, test and demonstration tooling: not part of the installed product."""

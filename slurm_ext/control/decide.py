@@ -1,0 +1,340 @@
+"""From an observation to a plan: permits, pools, candidates, then the policy.
+
+Pure given its arguments; the clock reading, the ledger and the previous plan come in. Where
+nothing may be acted on, the same function plans with rules that allow everything, so that an
+administrator sees for a week what would be done.
+
+When the policy fails the cycle still needs an answer: the previous plan is checked against the new
+snapshot and kept where it still holds, else jobs are ordered by shortest remaining time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_ext.control.config import Config
+from slurm_ext.control.limits import Usage, allowed_counts, usage_of
+from slurm_ext.control.observe import Observation
+from slurm_ext.control.permits import SlurmFacts, classify
+from slurm_ext.control.pools import PoolIndex
+from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
+from slurm_ext.control.shapes import possible_counts
+from slurm_ext.control.submitted import frame_of, offered_counts
+from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.directive import Directive, GpuRequestKind
+from slurm_ext.domain.errors import SlurmExtError
+from slurm_ext.domain.estimate import Estimate
+from slurm_ext.domain.job import Job
+from slurm_ext.domain.journal import LedgerEntry
+from slurm_ext.domain.node import Pool
+from slurm_ext.domain.plan import Decision, Plan, Verdict
+from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
+from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.estimate.remaining import candidates, ends_at
+from slurm_ext.policy.srtf import SrtfPolicy
+from slurm_ext.policy.titan import TitanConfig, TitanPolicy
+
+_log = logging.getLogger(__name__)
+EVERYTHING = frozenset({ORDER, RESIZE, LEASE, PIN})
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A plan and what led to it. ``refused`` says per job why a GPU count was no candidate."""
+
+    plan: Plan
+    view: View
+    permits: Mapping[str, Permit]
+    refused: Mapping[str, Mapping[int, str]]
+    pools: Mapping[str, Pool]
+    at_submitted: Mapping[str, Estimate]
+    failure: str = ""
+
+    def overlaid(self, other: Decided, job_ids: Sequence[str]) -> Decided:
+        """This plan with what ``other`` says about the named jobs."""
+        names = set(job_ids)
+        plan = replace(
+            self.plan,
+            decisions={
+                **{j: d for j, d in self.plan.decisions.items() if j not in names},
+                **{j: d for j, d in other.plan.decisions.items() if j in names},
+            },
+            solves=self.plan.solves or other.plan.solves,
+        )
+        facts = {**self.view.facts, **{j: f for j, f in other.view.facts.items() if j in names}}
+        return Decided(
+            plan,
+            replace(self.view, facts=facts),
+            {**self.permits, **{j: p for j, p in other.permits.items() if j in names}},
+            {**self.refused, **{j: r for j, r in other.refused.items() if j in names}},
+            {**other.pools, **self.pools},
+            self.at_submitted,
+            self.failure or other.failure,
+        )
+
+
+@dataclass(slots=True)
+class _Facts:
+    facts: dict[str, JobFacts] = field(default_factory=dict)
+    permits: dict[str, Permit] = field(default_factory=dict)
+    refused: dict[str, Mapping[int, str]] = field(default_factory=dict)
+    pools: dict[str, Pool] = field(default_factory=dict)
+    at_submitted: dict[str, Estimate] = field(default_factory=dict)
+
+
+def policy_from(config: Config) -> Policy:
+    """The decision rule that the configuration names."""
+    if config.policy == "srtf":
+        return SrtfPolicy(config.waiting_limit_s)
+    return TitanPolicy(
+        TitanConfig(
+            margin=config.margin,
+            waiting_limit_s=config.waiting_limit_s,
+            time_limit_s=config.solver_time_limit_s,
+        )
+    )
+
+
+def everything_allowed(rules: ActingRules, snapshot: Snapshot) -> ActingRules:
+    """The rules under which an observer plans: every switch on in every partition."""
+    return replace(rules, acts={p.name: EVERYTHING for p in snapshot.partitions})
+
+
+def decide(
+    seen: Observation,
+    ledger: Mapping[str, LedgerEntry],
+    rules: ActingRules,
+    slurm: SlurmFacts,
+    config: Config,
+    policy: Policy,
+    previous: Plan | None,
+) -> Decided:
+    """Plan for every pending job that is ours."""
+    index = PoolIndex(seen.snapshot)
+    usage = usage_of(seen.snapshot)
+    found = _Facts()
+    for job in seen.snapshot.pending():
+        directive = seen.directives.get(job.job_id)
+        entry = ledger.get(job.job_id)
+        if directive is None:
+            if job.job_id in seen.broken:
+                reason = f"its directive is unusable: {seen.broken[job.job_id]}"
+                found.permits[job.job_id] = Permit(order=False, reasons=(reason,))
+                found.facts[job.job_id] = JobFacts((), found.permits[job.job_id], job.submit_s)
+            continue
+        permit = classify(job, directive, entry, slurm, rules, seen.now)
+        found.permits[job.job_id] = permit
+        found.facts[job.job_id] = _facts(
+            job, directive, entry, permit, index.pool_of(job), seen, usage, config, found
+        )
+    view = View(
+        snapshot=seen.snapshot,
+        facts=found.facts,
+        pools={key: tuple(n.name for n in pool.nodes) for key, pool in found.pools.items()},
+        free_at_s=_free_at(seen, index),
+        previous=previous,
+    )
+    failure = ""
+    try:
+        plan = policy(view, seen.now)
+    except SlurmExtError as exc:
+        failure = str(exc)
+        _log.error("policy %s failed, falling back: %s", policy.name, exc)
+        plan = _fall_back(view, previous, config, seen.now)
+    return Decided(
+        plan, view, found.permits, found.refused, found.pools, found.at_submitted, failure
+    )
+
+
+def _facts(
+    job: Job,
+    directive: Directive,
+    entry: LedgerEntry | None,
+    permit: Permit,
+    pool: Pool | None,
+    seen: Observation,
+    usage: Usage,
+    config: Config,
+    found: _Facts,
+) -> JobFacts:
+    since = entry.first_submit_s if entry is not None else job.submit_s
+    base = JobFacts((), permit, since, deadline_s=directive.deadline_s)
+    if pool is None:
+        if permit.order:
+            # Ordered by its time limit alone: no GPUs, or no node that could take it.
+            single = candidates(job, None, (job.gpus,), 1, "", seen.sources, seen.now)
+            return replace(base, candidates=single.candidates)
+        return base
+    found.pools.setdefault(pool.key, pool)
+    base = replace(base, pool=pool.key)
+    if not permit.order:
+        return base  # the policy leaves it alone; what it could be is nobody's question
+    per_node = max(node.gpus for node in pool.nodes)
+    gpu_type = pool.gpu_type or _only_type(pool)
+    refused: dict[int, str] = {}
+    counts: Sequence[int] = (job.gpus,)
+    if permit.resize and entry is not None:
+        counts = _counts(job, directive, entry, pool, per_node, seen, usage, config, refused)
+    offered = candidates(job, directive, counts, per_node, gpu_type, seen.sources, seen.now)
+    refused.update(offered.refused)
+    chosen = offered.candidates
+    submitted = entry.submitted if entry is not None else None
+    as_asked = offered.at(submitted.gpus) if submitted is not None else None
+    if as_asked is not None:
+        found.at_submitted[job.job_id] = as_asked.remaining_s
+    if permit.resize:
+        # `candidates` always answers for the present count; another was asked for where a limit
+        # or the owner's pin forbids it.
+        chosen = _only(chosen, counts, refused)
+    if refused:
+        found.refused[job.job_id] = dict(sorted(refused.items()))
+    return replace(base, candidates=chosen)
+
+
+def _counts(
+    job: Job,
+    directive: Directive,
+    entry: LedgerEntry,
+    pool: Pool,
+    per_node: int,
+    seen: Observation,
+    usage: Usage,
+    config: Config,
+    refused: dict[int, str],
+) -> Sequence[int]:
+    """GPU counts that directive, shape, pool and limits allow, with the refusals noted."""
+    frame = frame_of(job, directive, entry)
+    if frame is None:
+        return (job.gpus,)
+    most = sum(node.gpus for node in pool.nodes)
+    for count in directive.gpus.counts:
+        if count > most:
+            refused[count] = f"the pool {pool.key} has {most} GPUs"
+    if directive.gpus.kind is GpuRequestKind.AUTO:
+        most = min(most, config.max_gpus_per_job)
+    wanted = offered_counts(directive, entry, job, resizable=True, maximum=most)
+    shaped = possible_counts(frame, wanted, per_node)
+    refused.update(shaped.refused)
+    allowed = allowed_counts(
+        job,
+        shaped.ok,
+        seen.snapshot,
+        per_node,
+        submitted=frame.gpus,
+        touched=entry.written is not None,
+        usage=usage,
+    )
+    refused.update(allowed.refused)
+    failed = entry.failed.gpus if entry.failed is not None else None
+    if failed is None or failed == frame.gpus or failed not in allowed.ok:
+        return allowed.ok
+    refused[failed] = "Slurm failed to take this size in this attempt"
+    return tuple(count for count in allowed.ok if count != failed)
+
+
+def _only(
+    chosen: tuple[Candidate, ...], counts: Sequence[int], refused: dict[int, str]
+) -> tuple[Candidate, ...]:
+    """The candidates among ``counts``; all of them where none is, for a job needs one."""
+    only = tuple(c for c in chosen if c.gpus in counts)
+    if not only:
+        return chosen
+    for candidate in chosen:
+        if candidate.gpus not in counts:
+            refused.setdefault(candidate.gpus, "its owner pinned another count (slurm-ext pin)")
+    return only
+
+
+def _only_type(pool: Pool) -> str:
+    """The GPU type of a job that named none, where all nodes of its pool agree."""
+    types = {node.gpu_type for node in pool.nodes}
+    return types.pop() if len(types) == 1 else ""
+
+
+def _free_at(seen: Observation, index: PoolIndex) -> dict[str, float]:
+    """Expected end of each running job (epoch seconds)."""
+    nodes = {node.name: node for node in seen.snapshot.nodes}
+    ends: dict[str, float] = {}
+    for job in seen.snapshot.running():
+        where = [nodes[name] for name in job.node_names if name in nodes]
+        if not job.gpus or not where:
+            continue
+        ends[job.job_id] = ends_at(
+            job,
+            seen.directives.get(job.job_id),
+            max(1, max(node.gpus for node in where)),
+            where[0].gpu_type,
+            seen.sources,
+            seen.now,
+        ).value
+    return ends
+
+
+def _fall_back(view: View, previous: Plan | None, config: Config, now: float) -> Plan:
+    """The previous plan where it still holds, else the order of shortest remaining time."""
+    plan = SrtfPolicy(config.waiting_limit_s)(view, now)
+    kept = still_valid(view, previous)
+    if not kept:
+        return plan
+    rest = sorted(
+        (d for d in plan.decisions.values() if d.job_id not in kept),
+        key=lambda d: (d.rank, d.job_id),
+    )
+    decisions = dict(kept)
+    for decision in rest:
+        # The GPUs belong to what the previous plan starts: nobody else starts beside it.
+        waits = decision.verdict is Verdict.START
+        decisions[decision.job_id] = replace(
+            decision,
+            rank=len(decisions),
+            verdict=Verdict.ORDER if waits else decision.verdict,
+            nodes=() if waits else decision.nodes,
+        )
+    return replace(plan, policy=f"{plan.policy} (previous starts kept)", decisions=decisions)
+
+
+def still_valid(view: View, previous: Plan | None) -> dict[str, Decision]:
+    """Starts of the previous plan that the new snapshot still allows."""
+    if previous is None:
+        return {}
+    nodes = {node.name: node for node in view.snapshot.nodes}
+    free = Counter({name: node.gpus_free for name, node in nodes.items()})
+    pending = {job.job_id for job in view.snapshot.pending()}
+    kept: dict[str, Decision] = {}
+    for decision in sorted(previous.decisions.values(), key=lambda d: (d.rank, d.job_id)):
+        facts = view.facts.get(decision.job_id)
+        if (
+            decision.verdict is not Verdict.START
+            or decision.configuration is None
+            or facts is None
+            or decision.job_id not in pending
+            or all(c.configuration != decision.configuration for c in facts.candidates)
+        ):
+            continue
+        where = decision.nodes or view.pools.get(decision.pool, ())
+        need = sorted(decision.configuration.placement, reverse=True)
+        if decision.nodes:
+            taken = dict(zip(where, need, strict=False))
+            fits = len(where) == len(need) and all(free[n] >= g for n, g in taken.items())
+        else:
+            fits = sum(free[n] for n in where) >= sum(need)
+            taken = _take(free, where, sum(need)) if fits else {}
+        if not fits:
+            continue
+        for name, gpus in taken.items():
+            free[name] -= gpus
+        kept[decision.job_id] = replace(decision, rank=len(kept))
+    return kept
+
+
+def _take(free: Mapping[str, int], where: Sequence[str], gpus: int) -> dict[str, int]:
+    taken: dict[str, int] = {}
+    for name in where:
+        part = min(gpus, free[name])
+        if part > 0:
+            taken[name] = part
+            gpus -= part
+    return taken

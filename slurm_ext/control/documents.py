@@ -1,0 +1,209 @@
+"""Builds plan documents from a cycle's results, and finds those that are worth writing again.
+
+Pure but for the memory of what was written last. A document is written again when what it tells
+has changed; a forecast that moved a little is no change, else every job would be written in every
+cycle. Jobs that are about to start come first, because their `ft-run` reads the document at once.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from slurm_ext.control.decide import Decided
+from slurm_ext.control.observe import Observation
+from slurm_ext.control.rules import ActingRules
+from slurm_ext.domain.document import ENDED, Mode, PlanDocument
+from slurm_ext.domain.job import Job
+from slurm_ext.domain.journal import LedgerEntry
+from slurm_ext.domain.plan import Decision, Verdict
+
+# A forecast of a start that moved by less than this, or by less than this share of the wait until
+# then, tells the user nothing new.
+FORECAST_S = 60.0
+FORECAST_SHARE = 0.1
+MAX_WRITES = 1000
+
+
+def build_documents(
+    seen: Observation,
+    decided: Decided,
+    ledger: Mapping[str, LedgerEntry],
+    mode: Mode,
+    rules: ActingRules,
+    *,
+    only_starting: bool = False,
+) -> dict[int, PlanDocument]:
+    """One document per pending job or array that is ours (and starts now), by number."""
+    chosen = [
+        decision
+        for decision in decided.plan.decisions.values()
+        if not only_starting or decision.verdict is Verdict.START
+    ]
+    if not chosen:
+        return {}
+    jobs = {job.job_id: job for job in seen.snapshot.pending()}
+    places, totals = _places(jobs, decided.plan.decisions)
+    foreign = _foreign_priorities(seen)
+    solves = {pool: s for s in decided.plan.solves for pool in s.pool.split(",")}
+    found: dict[int, PlanDocument] = {}
+    for decision in chosen:
+        job_id = decision.job_id
+        job = jobs.get(job_id)
+        if job is None:
+            continue
+        # An array's pending rest speaks for the array, before a single requeued task of it.
+        known = found.get(job.base_id)
+        if known is not None and "[" not in job_id:
+            continue
+        facts = decided.view.facts[job_id]
+        entry = ledger.get(job_id)
+        submitted = entry.submitted if entry is not None else None
+        priorities = foreign.get(job.partition, [])
+        found[job.base_id] = PlanDocument(
+            job_id=job_id,
+            base_id=job.base_id,
+            user=job.user,
+            uid=job.uid,
+            partition=job.partition,
+            qos=job.qos,
+            account=job.account,
+            state=job.state.value,
+            slurm_reason=job.reason,
+            priority=job.priority,
+            made_s=decided.plan.made_s,
+            mode=Mode.OBSERVE
+            if mode is Mode.ACTING and not rules.acts.get(job.partition)
+            else mode,
+            policy=decided.plan.policy,
+            decision=decision,
+            permit=facts.permit,
+            requested_gpus=submitted.gpus if submitted is not None else job.gpus,
+            present_gpus=job.gpus,
+            waiting_since_s=facts.waiting_since_s,
+            place=places.get(job_id),
+            places=totals.get((job.partition, job.qos), 0),
+            foreign_ahead=len(priorities) - bisect.bisect_right(priorities, job.priority),
+            candidates=facts.candidates,
+            refused={str(gpus): why for gpus, why in decided.refused.get(job_id, {}).items()},
+            notes=seen.missing,
+            solve=solves.get(decision.pool),
+            ours=entry,
+            attempt=job.restarts,
+        )
+    return found
+
+
+def _places(
+    jobs: Mapping[str, Job], decisions: Mapping[str, Decision]
+) -> tuple[dict[str, int], Counter[tuple[str, str]]]:
+    totals: Counter[tuple[str, str]] = Counter()
+    places: dict[str, int] = {}
+    for decision in sorted(decisions.values(), key=lambda d: (d.rank, d.job_id)):
+        job = jobs.get(decision.job_id)
+        if job is not None and decision.verdict is not Verdict.LEAVE:
+            totals[job.partition, job.qos] += 1
+            places[job.job_id] = totals[job.partition, job.qos]
+    return places, totals
+
+
+def _foreign_priorities(seen: Observation) -> dict[str, list[int]]:
+    """Ascending priorities of the pending jobs that are not ours, by partition."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for job in seen.snapshot.pending():
+        if job.job_id not in seen.directives and job.eligible and not job.held:
+            for partition in job.partitions:
+                found[partition].append(job.priority)
+    for priorities in found.values():
+        priorities.sort()
+    return found
+
+
+class DocumentKeeper:
+    """Remembers what was written, and says what has to be written now."""
+
+    def __init__(self) -> None:
+        self._written: dict[int, PlanDocument] = {}
+        self._found: set[int] = set()
+
+    def due(self, documents: Mapping[int, PlanDocument]) -> list[PlanDocument]:
+        """Documents that tell something new, those of starting jobs first, at most `MAX_WRITES`."""
+        changed = [
+            document
+            for base_id, document in documents.items()
+            if not same(self._written.get(base_id), document)
+        ]
+        changed.sort(key=lambda d: (d.decision.verdict is not Verdict.START, d.decision.rank))
+        return changed[:MAX_WRITES]
+
+    def running(self, jobs: Iterable[Job]) -> list[PlanDocument]:
+        """Documents of jobs that have started since: the plan as it was, with what was granted."""
+        changed = []
+        for job in jobs:
+            known = self._written.get(job.base_id)
+            if known is None or known.state == job.state.value or "[" in known.job_id:
+                continue
+            changed.append(
+                replace(
+                    known,
+                    job_id=job.job_id,
+                    state=job.state.value,
+                    present_gpus=job.gpus,
+                    slurm_reason="",
+                    attempt=job.restarts,
+                )
+            )
+        return changed[:MAX_WRITES]
+
+    def found(self, base_ids: Iterable[int]) -> None:
+        """These documents of an earlier daemon lie in the spool."""
+        self._found.update(base_ids)
+
+    def unread(self, present: Collection[int]) -> list[int]:
+        """Found documents of jobs that are not in the queue, at most `MAX_WRITES`."""
+        return sorted(self._found - self._written.keys() - set(present))[:MAX_WRITES]
+
+    def ended(
+        self, present: Collection[int], found: Iterable[PlanDocument] = ()
+    ) -> list[PlanDocument]:
+        """Documents of jobs that have left the queue, and of those ``found`` that have."""
+        known = {**{d.base_id: d for d in found}, **self._written}
+        return [
+            replace(document, state=ENDED, slurm_reason="")
+            for base_id, document in known.items()
+            if base_id not in present and document.state != ENDED
+        ][:MAX_WRITES]
+
+    def wrote(self, documents: Collection[PlanDocument]) -> None:
+        """These documents lie in the spool now."""
+        for document in documents:
+            self._written[document.base_id] = document
+
+    def forget(self, base_ids: Iterable[int]) -> None:
+        """These jobs are gone."""
+        for base_id in base_ids:
+            self._written.pop(base_id, None)
+            self._found.discard(base_id)
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Jobs and arrays that have a document."""
+        return frozenset(self._written) | self._found
+
+
+def same(old: PlanDocument | None, new: PlanDocument) -> bool:
+    """Whether ``new`` tells a reader nothing that ``old`` does not."""
+    if old is None:
+        return False
+    before, after = old.decision.expected_start_s, new.decision.expected_start_s
+    if (before is None) != (after is None):
+        return False
+    if before is not None and after is not None:
+        allowed = max(FORECAST_S, FORECAST_SHARE * (after - new.made_s))
+        if abs(after - before) > allowed:
+            return False
+    calm = replace(new.decision, expected_start_s=before)
+    # Slurm's priority ages all the time; the order of our jobs is in `place`.
+    return replace(new, made_s=old.made_s, priority=old.priority, decision=calm) == old

@@ -1,0 +1,343 @@
+"""The spool on the shared file system: plan documents out, progress and requests in.
+
+Everything that comes in was written by an ordinary user. A file counts only if, after opening it
+without following links, it is a regular file of the user whose directory it lies in, with one
+name and a bounded size; then its numbers are bounded by the parsers. A user's directory counts
+only if that user owns it. What is refused is logged once and is no error of ours.
+
+The shared file system may hang. All access therefore runs in one thread of its own with a limit:
+a cycle goes on with what it read last (`SpoolThread`), and never waits behind a dead server.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from slurm_ext.control.files import replace_file
+from slurm_ext.domain.document import (
+    ClusterDocument,
+    PlanDocument,
+    parse_cluster_document,
+    parse_plan_document,
+)
+from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
+from slurm_ext.domain.progress import MAX_BYTES, Progress, parse_progress
+from slurm_ext.domain.request import (
+    MAX_REQUEST_BYTES,
+    PLANS,
+    PROGRESS_PREFIX,
+    REQUEST_PREFIX,
+    SUFFIX,
+    PinRequest,
+    cluster_path,
+    parse_pin_request,
+    plan_path,
+    request_path,
+    user_dir,
+)
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+ROOT_MODE = 0o1777  # world-writable and sticky, as /tmp
+PLANS_MODE = 0o755
+DOCUMENT_MODE = 0o644
+# More entries than this in one user's directory are not looked at: nobody may slow the cycle.
+MAX_ENTRIES = 20_000
+_NAME = re.compile(
+    rf"^({re.escape(PROGRESS_PREFIX)}|{re.escape(REQUEST_PREFIX)})(\d+(?:_\d+)?){re.escape(SUFFIX)}$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox:
+    """What users have said, by the user who said it and the job it is about.
+
+    Anybody may write about anybody's job, so a caller looks under the uid of the job's owner (or
+    under 0) and nowhere else. Requests go by the number of the job or array.
+    """
+
+    progress: Mapping[tuple[int, str], Progress] = field(default_factory=dict)
+    requests: Mapping[tuple[int, int], PinRequest] = field(default_factory=dict)
+
+    def request_about(self, owner: int, base_id: int) -> PinRequest | None:
+        """The newest request by the job's owner or by root."""
+        found = [self.requests.get((uid, base_id)) for uid in {owner, 0}]
+        known = [request for request in found if request is not None]
+        return max(known, key=lambda request: request.at_s) if known else None
+
+
+class Spool:
+    """The directory. One instance belongs to one thread."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._progress: dict[tuple[int, str], tuple[tuple[int, ...], Progress]] = {}
+        self._requests: dict[tuple[int, int], tuple[tuple[int, ...], PinRequest]] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def prepare(self) -> None:
+        """Make the directories, and refuse ones that somebody else owns."""
+        for path, mode in ((self.root, ROOT_MODE), (self.root / PLANS, PLANS_MODE)):
+            try:
+                made = not path.exists()
+                path.mkdir(parents=True, exist_ok=True)
+                if made:
+                    path.chmod(mode)
+                found = path.lstat()
+            except OSError as exc:
+                raise DataError(
+                    str(path), f"cannot be made: {exc}", "create it for the daemon's user"
+                ) from exc
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
+                raise DataError(
+                    str(path),
+                    f"belongs to user {found.st_uid}, the daemon runs as {os.geteuid()}",
+                    f"remove it, or give it to the daemon's user with mode {mode:04o}",
+                )
+
+    # -- out -------------------------------------------------------------------------------------
+
+    def write_plans(self, documents: Collection[PlanDocument]) -> None:
+        """Replace the documents of these jobs."""
+        for document in documents:
+            path = Path(plan_path(self.root, document.base_id))
+            self._replace(path, document.to_json())
+
+    def write_cluster(self, document: ClusterDocument) -> None:
+        """Replace the document of the whole."""
+        self._replace(Path(cluster_path(self.root)), document.to_json())
+
+    def _replace(self, path: Path, text: str) -> None:
+        try:
+            replace_file(path, text.encode() + b"\n", mode=DOCUMENT_MODE)
+        except OSError as exc:
+            raise SourceMissingError(str(path), f"cannot be written: {exc}") from exc
+
+    def remove_plans(self, base_ids: Collection[int]) -> None:
+        """Remove the documents of jobs that have left the queue."""
+        for base_id in base_ids:
+            try:
+                Path(plan_path(self.root, base_id)).unlink(missing_ok=True)
+            except OSError as exc:
+                raise SourceMissingError(str(self.root), f"cannot be cleaned: {exc}") from exc
+
+    def read_plans(self) -> dict[int, PlanDocument]:
+        """Every readable plan document; damaged ones are logged and left out."""
+        return {document.base_id: document for document in self.read_some(self.plan_ids())}
+
+    def plan_ids(self) -> list[int]:
+        """Numbers of the jobs and arrays that have a plan document."""
+        try:
+            names = os.listdir(self.root / PLANS)
+        except OSError as exc:
+            raise SourceMissingError(str(self.root / PLANS), str(exc)) from exc
+        stems = (name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
+        return sorted(int(stem) for stem in stems if stem.isdigit())
+
+    def read_some(self, base_ids: Iterable[int]) -> list[PlanDocument]:
+        """The plan documents of these jobs; damaged ones are logged and left out."""
+        found = []
+        for base_id in base_ids:
+            try:
+                document = read_plan(self.root, base_id)
+            except (ProtocolError, SourceMissingError) as exc:
+                self._tell(f"{base_id}{SUFFIX}", str(exc))
+                continue
+            if document.base_id == base_id:
+                found.append(document)
+            else:
+                self._tell(f"{base_id}{SUFFIX}", f"speaks of job {document.base_id}: not read")
+        return found
+
+    # -- in --------------------------------------------------------------------------------------
+
+    def read_inbox(self, uids: Collection[int]) -> Inbox:
+        """Progress and requests in the directories of these users. Unchanged files cost a stat."""
+        progress: dict[tuple[int, str], tuple[tuple[int, ...], Progress]] = {}
+        requests: dict[tuple[int, int], tuple[tuple[int, ...], PinRequest]] = {}
+        try:
+            os.stat(self.root)
+        except OSError as exc:
+            raise SourceMissingError(str(self.root), str(exc)) from exc
+        for uid in sorted(uids):
+            for kind, job_id, place, mark, text in self._user_files(uid):
+                try:
+                    if kind == PROGRESS_PREFIX:
+                        known = self._progress.get((uid, job_id))
+                        if known is None or known[0] != mark:
+                            report = parse_progress(text(), place)
+                            if report.job_id != job_id:
+                                raise ProtocolError(f"{place}: speaks of job {report.job_id}")
+                            known = (mark, report)
+                        progress[uid, job_id] = known
+                    elif job_id.isdigit():
+                        key = (uid, int(job_id))
+                        seen = self._requests.get(key)
+                        if seen is None or seen[0] != mark:
+                            request = parse_pin_request(text(), place)
+                            if request.job_id != key[1]:
+                                raise ProtocolError(f"{place}: speaks of job {request.job_id}")
+                            seen = (mark, request)
+                        requests[key] = seen
+                except (ProtocolError, OSError) as exc:
+                    self._tell(place, str(exc))
+        self._progress, self._requests = progress, requests
+        return Inbox(
+            {key: report for key, (_, report) in progress.items()},
+            {key: request for key, (_, request) in requests.items()},
+        )
+
+    def _user_files(
+        self, uid: int
+    ) -> Iterator[tuple[str, str, str, tuple[int, ...], Callable[[], str]]]:
+        """(prefix, job id, place, mark of the content, reader) of each acceptable file."""
+        path = Path(user_dir(self.root, uid))
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            self._tell(str(path), f"{path}: {exc.strerror}: not read")
+            return
+        try:
+            if os.fstat(handle).st_uid != uid:
+                self._tell(str(path), f"{path}: does not belong to user {uid}: not read")
+                return
+            names = os.listdir(handle)
+            if len(names) > MAX_ENTRIES:
+                self._tell(str(path), f"{path}: more than {MAX_ENTRIES} files: the rest not read")
+            for name in sorted(names)[:MAX_ENTRIES]:
+                match = _NAME.match(name)
+                if match is None:
+                    continue
+                place = str(path / name)
+                limit = MAX_BYTES if match[1] == PROGRESS_PREFIX else MAX_REQUEST_BYTES
+                try:
+                    found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+                except OSError:
+                    continue  # replaced or removed this moment: the next cycle sees it
+                mark = (found.st_ino, found.st_mtime_ns, found.st_size)
+
+                def read(name: str = name, place: str = place, limit: int = limit) -> str:
+                    return _read_untrusted(handle, name, uid, limit, place)
+
+                yield match[1], match[2], place, mark, read
+        finally:
+            os.close(handle)
+
+    def _tell(self, place: str, message: str) -> None:
+        if (place, message) not in self._told:
+            if len(self._told) > 10_000:
+                self._told.clear()
+            self._told.add((place, message))
+            _log.warning("spool: %s", message)
+
+
+def _read_untrusted(directory: int, name: str, uid: int, limit: int, place: str) -> str:
+    """Read a small file of ``uid``, or raise ProtocolError. Nothing it points to is followed."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(name, flags, dir_fd=directory)
+    except OSError as exc:
+        what = "a link" if exc.errno == errno.ELOOP else str(exc.strerror)
+        raise ProtocolError(f"{place}: {what}; not read") from exc
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise ProtocolError(f"{place}: not a plain file with one name; not read")
+        if found.st_uid != uid:
+            raise ProtocolError(f"{place}: belongs to user {found.st_uid}, not {uid}; not read")
+        if found.st_size > limit:
+            raise ProtocolError(f"{place}: longer than {limit} bytes; not read")
+        data = file.read(limit + 1)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise ProtocolError(f"{place}: not UTF-8; not read") from exc
+
+
+def read_plan(root: Path, base_id: int) -> PlanDocument:
+    """The plan document of a job: for the command line as well as for the daemon.
+
+    Raises SourceMissingError where there is none, ProtocolError where it is damaged.
+    """
+    path = Path(plan_path(root, base_id))
+    return parse_plan_document(_read(path), str(path))
+
+
+def read_cluster(root: Path) -> ClusterDocument:
+    """The document of the whole, or SourceMissingError, or ProtocolError."""
+    path = Path(cluster_path(root))
+    return parse_cluster_document(_read(path), str(path))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SourceMissingError(str(path), str(exc)) from exc
+
+
+def write_request(root: Path, uid: int, request: PinRequest) -> Path:
+    """Write a user's request into the user's own directory, which is made where it is absent."""
+    directory = Path(user_dir(root, uid))
+    path = Path(request_path(root, uid, request.job_id))
+    try:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        if directory.lstat().st_uid != uid or not stat.S_ISDIR(directory.lstat().st_mode):
+            raise DataError(str(directory), "is not yours", "ask the administrator to remove it")
+        replace_file(path, request.to_json().encode() + b"\n", mode=0o644)
+    except OSError as exc:
+        raise DataError(
+            str(path), f"cannot be written: {exc}", "is the spool mounted here and world-writable?"
+        ) from exc
+    return path
+
+
+class SpoolThread:
+    """Runs spool access beside the cycle, with a limit for each answer.
+
+    While a call hangs, later ones are refused at once with SourceMissingError: nothing piles up
+    behind a dead file server. The threads are daemon threads, so that one that hangs in the
+    kernel does not keep the process from ending.
+    """
+
+    def __init__(self, spool: Spool, limit_s: float) -> None:
+        self._spool = spool
+        self._limit_s = limit_s
+        self._hanging: threading.Thread | None = None
+
+    def call(self, work: Callable[[Spool], T]) -> T:
+        """Run ``work``, or raise SourceMissingError after the limit."""
+        root = str(self._spool.root)
+        if self._hanging is not None and self._hanging.is_alive():
+            raise SourceMissingError(root, "an earlier access still hangs")
+        self._hanging = None
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(self._spool))
+            except BaseException as exc:  # handed to the caller, who raises it
+                future.set_exception(exc)
+
+        thread = threading.Thread(target=run, name="spool", daemon=True)
+        thread.start()
+        try:
+            return future.result(self._limit_s)
+        except TimeoutError as exc:
+            if future.done():
+                raise  # the work's own time-out, not ours
+            self._hanging = thread
+            raise SourceMissingError(root, f"no answer within {self._limit_s:g} s") from exc

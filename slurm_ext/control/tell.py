@@ -1,0 +1,178 @@
+"""Tells others what was decided: log lines, plan documents, metrics.
+
+Nothing here decides or writes to Slurm, and nothing here can fail a cycle: a spool that hangs or is
+read-only costs documents.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from slurm_ext.control.changes import DecisionLog
+from slurm_ext.control.config import Config
+from slurm_ext.control.decide import Decided
+from slurm_ext.control.documents import DocumentKeeper, build_documents
+from slurm_ext.control.ledger import Ledger
+from slurm_ext.control.metrics import Metrics
+from slurm_ext.control.observe import Observation
+from slurm_ext.control.permits import facts_from
+from slurm_ext.control.rules import ActingRules
+from slurm_ext.control.spool import Spool, SpoolThread
+from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
+from slurm_ext.domain.errors import DataError, SourceMissingError
+from slurm_ext.domain.plan import Decision, Verdict
+
+_log = logging.getLogger(__name__)
+
+
+class Teller:
+    """Log, spool and metrics of one daemon."""
+
+    def __init__(self, config: Config, metrics: Metrics) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._news = DecisionLog()
+        self._keeper = DocumentKeeper()
+        self._told = ""
+        self.spool: SpoolThread | None = None
+        self.prepare()
+
+    def reconfigure(self, config: Config) -> None:
+        """Take over a configuration."""
+        self._config = config
+        self.spool = None
+        self.prepare()
+
+    def prepare(self) -> bool:
+        """Make the spool's directories where that has not worked yet; whether it is usable."""
+        if self.spool is not None:
+            return True
+        spool = SpoolThread(Spool(self._config.spool), self._config.command_timeout_s)
+        try:
+            spool.call(Spool.prepare)
+            # What an earlier daemon wrote need not be written again, and is ours to remove.
+            self._keeper.wrote(spool.call(lambda found: found.read_plans()).values())
+        except (DataError, SourceMissingError) as exc:
+            self._complain(f"{exc}; going on without plan documents")
+            return False
+        self._told = ""
+        self.spool = spool
+        return True
+
+    # -- decisions -------------------------------------------------------------------------------
+
+    def news(self, shown: Decided) -> list[Decision]:
+        """Decisions that are new, after logging each of them."""
+        changed = self._news.news(shown.plan.decisions)
+        for decision in changed:
+            data: dict[str, object] = {
+                "job": decision.job_id,
+                "action": decision.verdict.value,
+                "reason": decision.reason,
+            }
+            if decision.configuration is not None:
+                data["gpus"] = decision.configuration.gpus
+            if decision.nodes:
+                data["nodes"] = list(decision.nodes)
+            _log.info("decision", extra={"data": data})
+        return changed
+
+    # -- documents -------------------------------------------------------------------------------
+
+    def announce(
+        self, seen: Observation, shown: Decided, ledger: Ledger, mode: Mode, rules: ActingRules
+    ) -> None:
+        """Write the documents of jobs that are about to start: their ranks read them at once."""
+        due = self._keeper.due(
+            build_documents(seen, shown, ledger, mode, rules, only_starting=True)
+        )
+        if due and self._to_spool(lambda spool: spool.write_plans(due)):
+            self._keeper.wrote(due)
+
+    def documents(
+        self,
+        seen: Observation,
+        shown: Decided,
+        ledger: Ledger,
+        mode: Mode,
+        rules: ActingRules,
+        cycle: int,
+    ) -> None:
+        """Write every document that tells something new, and the one of the whole."""
+        due = self._keeper.due(build_documents(seen, shown, ledger, mode, rules))
+        due += self._keeper.running(
+            job for job in seen.snapshot.running() if job.job_id in seen.directives
+        )
+        due += self._ended(frozenset(job.base_id for job in seen.snapshot.jobs))
+        if due and self._to_spool(lambda spool: spool.write_plans(due)):
+            self._keeper.wrote(due)
+        refusal = facts_from(seen.slurm).refusal()
+        whole = ClusterDocument(
+            made_s=shown.plan.made_s,
+            mode=mode,
+            policy=shown.plan.policy,
+            cycle=cycle,
+            cycle_s=self._config.cycle_s,
+            lease_s=self._config.lease_s,
+            acting={name: tuple(sorted(acts)) for name, acts in rules.acts.items()},
+            refusals=tuple(word for word in (refusal, shown.failure, *seen.missing) if word),
+            solves=shown.plan.solves,
+            jobs=len(shown.plan.decisions),
+            verdicts=dict(Counter(d.verdict.value for d in shown.plan.decisions.values())),
+        )
+        self._to_spool(lambda spool: spool.write_cluster(whole))
+
+    def _ended(self, present: frozenset[int]) -> list[PlanDocument]:
+        """What to write about jobs that have left the queue, also while no daemon was at work."""
+        unread = self._keeper.unread(present)
+        found: list[PlanDocument] = []
+        if unread and self.spool is not None:
+            try:
+                found = self.spool.call(lambda spool: spool.read_some(unread))
+            except SourceMissingError as exc:
+                self._complain(str(exc))
+        return self._keeper.ended(present, found)
+
+    def forget(self, gone: frozenset[int]) -> None:
+        """Remove the documents of jobs that have long left the queue."""
+        known = gone & self._keeper.known
+        if known and self._to_spool(lambda spool: spool.remove_plans(known)):
+            self._keeper.forget(known)
+
+    @property
+    def known(self) -> frozenset[int]:
+        """Jobs and arrays that have a document."""
+        return self._keeper.known
+
+    def _to_spool(self, work: Callable[[Spool], None]) -> bool:
+        if self.spool is None:
+            return False
+        try:
+            self.spool.call(work)
+        except SourceMissingError as exc:
+            self._complain(str(exc))
+            return False
+        self._told = ""
+        return True
+
+    def _complain(self, words: str) -> None:
+        """Once for as long as the trouble is the same."""
+        if words != self._told:
+            _log.error("spool: %s", words)
+            self._told = words
+
+    # -- metrics ---------------------------------------------------------------------------------
+
+    def measure(self, seen: Observation, shown: Decided, ledger: Ledger) -> None:
+        """Set the gauges."""
+        metrics = self._metrics
+        metrics.plan_time.set(shown.plan.made_s)
+        counts = Counter(d.verdict for d in shown.plan.decisions.values())
+        for verdict in Verdict:
+            metrics.jobs.labels(verdict.value).set(counts[verdict])
+        metrics.leased.set(sum(1 for e in ledger.values() if (e.lease_until_s or 0.0) > seen.now))
+        metrics.gpus_free.clear()
+        for pool in shown.pools.values():
+            metrics.gpus_free.labels(pool.key).set(pool.gpus_free)

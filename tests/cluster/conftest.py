@@ -1,0 +1,54 @@
+"""Real Slurm clusters for tests: one shared by the whole session, and others made to measure.
+
+A machine without Docker fails these tests instead of skipping them: a skipped check proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from ci.cluster import Cluster, ClusterSpec
+
+# Two node containers, so that one can fail while the other goes on.
+SHARED_SPEC = ClusterSpec(nodes=4, nodes_per_container=2, name_prefix="slurm-ext-test")
+
+MakeCluster = Callable[..., Cluster]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything in this folder is a cluster test, also where somebody forgot the marker."""
+    here = __file__.rpartition("/")[0]
+    for item in items:
+        if str(item.path).startswith(here):
+            item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """The session's cluster; each test gets it with an empty queue and idle nodes."""
+    with Cluster.start(SHARED_SPEC) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Leave the shared cluster to the next test as it was found."""
+    yield
+    if "cluster" in request.fixturenames:
+        request.getfixturevalue("cluster").clear()
+
+
+@pytest.fixture
+def make_cluster() -> Iterator[MakeCluster]:
+    """Start a cluster of one's own with fields of ClusterSpec; removed at the test's end."""
+    with ExitStack() as stack:
+
+        def make(**fields: Any) -> Cluster:
+            spec = ClusterSpec(**{"name_prefix": "slurm-ext-test", **fields})
+            return stack.enter_context(Cluster.start(spec))
+
+        yield make
