@@ -126,7 +126,6 @@ class DocumentKeeper:
 
     def __init__(self) -> None:
         self._written: dict[int, PlanDocument] = {}
-        self._found: set[int] = set()
 
     def due(self, documents: Mapping[int, PlanDocument]) -> list[PlanDocument]:
         """Documents that tell something new, those of starting jobs first, at most `MAX_WRITES`."""
@@ -157,22 +156,11 @@ class DocumentKeeper:
             )
         return changed[:MAX_WRITES]
 
-    def found(self, base_ids: Iterable[int]) -> None:
-        """These documents of an earlier daemon lie in the spool."""
-        self._found.update(base_ids)
-
-    def unread(self, present: Collection[int]) -> list[int]:
-        """Found documents of jobs that are not in the queue, at most `MAX_WRITES`."""
-        return sorted(self._found - self._written.keys() - set(present))[:MAX_WRITES]
-
-    def ended(
-        self, present: Collection[int], found: Iterable[PlanDocument] = ()
-    ) -> list[PlanDocument]:
-        """Documents of jobs that have left the queue, and of those ``found`` that have."""
-        known = {**{d.base_id: d for d in found}, **self._written}
+    def ended(self, present: Collection[int]) -> list[PlanDocument]:
+        """Documents of jobs that have left the queue since: what was planned, marked as past."""
         return [
             replace(document, state=ENDED, slurm_reason="")
-            for base_id, document in known.items()
+            for base_id, document in self._written.items()
             if base_id not in present and document.state != ENDED
         ][:MAX_WRITES]
 
@@ -185,12 +173,11 @@ class DocumentKeeper:
         """These jobs are gone."""
         for base_id in base_ids:
             self._written.pop(base_id, None)
-            self._found.discard(base_id)
 
     @property
     def known(self) -> frozenset[int]:
         """Jobs and arrays that have a document."""
-        return frozenset(self._written) | self._found
+        return frozenset(self._written)
 
 
 def same(old: PlanDocument | None, new: PlanDocument) -> bool:

@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,30 +134,19 @@ class Spool:
 
     def read_plans(self) -> dict[int, PlanDocument]:
         """Every readable plan document; damaged ones are logged and left out."""
-        return {document.base_id: document for document in self.read_some(self.plan_ids())}
-
-    def plan_ids(self) -> list[int]:
-        """Numbers of the jobs and arrays that have a plan document."""
+        found: dict[int, PlanDocument] = {}
         try:
-            names = os.listdir(self.root / PLANS)
+            names = sorted(os.listdir(self.root / PLANS))
         except OSError as exc:
             raise SourceMissingError(str(self.root / PLANS), str(exc)) from exc
-        stems = (name.removesuffix(SUFFIX) for name in names if name.endswith(SUFFIX))
-        return sorted(int(stem) for stem in stems if stem.isdigit())
-
-    def read_some(self, base_ids: Iterable[int]) -> list[PlanDocument]:
-        """The plan documents of these jobs; damaged ones are logged and left out."""
-        found = []
-        for base_id in base_ids:
-            try:
-                document = read_plan(self.root, base_id)
-            except (ProtocolError, SourceMissingError) as exc:
-                self._tell(f"{base_id}{SUFFIX}", str(exc))
+        for name in names:
+            stem = name.removesuffix(SUFFIX)
+            if stem == name or not stem.isdigit():
                 continue
-            if document.base_id == base_id:
-                found.append(document)
-            else:
-                self._tell(f"{base_id}{SUFFIX}", f"speaks of job {document.base_id}: not read")
+            try:
+                found[int(stem)] = read_plan(self.root, int(stem))
+            except (ProtocolError, SourceMissingError) as exc:
+                self._tell(name, str(exc))
         return found
 
     # -- in --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from slurm_ext.control.observe import Observation
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.spool import Spool, SpoolThread
-from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
+from slurm_ext.domain.document import ClusterDocument, Mode
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.plan import Decision, Verdict
 
@@ -105,7 +105,7 @@ class Teller:
         due += self._keeper.running(
             job for job in seen.snapshot.running() if job.job_id in seen.directives
         )
-        due += self._ended(frozenset(job.base_id for job in seen.snapshot.jobs))
+        due += self._keeper.ended({job.base_id for job in seen.snapshot.jobs})
         if due and self._to_spool(lambda spool: spool.write_plans(due)):
             self._keeper.wrote(due)
         refusal = facts_from(seen.slurm).refusal()
@@ -123,17 +123,6 @@ class Teller:
             verdicts=dict(Counter(d.verdict.value for d in shown.plan.decisions.values())),
         )
         self._to_spool(lambda spool: spool.write_cluster(whole))
-
-    def _ended(self, present: frozenset[int]) -> list[PlanDocument]:
-        """What to write about jobs that have left the queue, also while no daemon was at work."""
-        unread = self._keeper.unread(present)
-        found: list[PlanDocument] = []
-        if unread and self.spool is not None:
-            try:
-                found = self.spool.call(lambda spool: spool.read_some(unread))
-            except SourceMissingError as exc:
-                self._complain(str(exc))
-        return self._keeper.ended(present, found)
 
     def forget(self, gone: frozenset[int]) -> None:
         """Remove the documents of jobs that have long left the queue."""

@@ -45,9 +45,9 @@ class LedgerEntry:
     An entry is stored before Slurm is written to, so after a write that never arrived the job
     still carries the value before it: ``lease_before_s``, ``written_before`` and
     ``written_limit_before_s`` keep that one, so that it is not mistaken for the user's.
-    ``tries`` counts writes of ``written`` that were not read back, ``given_back`` tells that it was written to restore
-    the submitted one (a planned shape may have the same numbers); a shape that failed too often is ``failed`` and not
-    tried again in this attempt.
+    ``tries`` counts writes of ``written`` that were not read back. ``given_back`` tells that it was
+    written to restore the submitted one (a planned shape may have the same numbers). A shape that
+    failed too often is ``failed`` and not tried again in this attempt.
     """
 
     job_id: str

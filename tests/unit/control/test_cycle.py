@@ -12,7 +12,7 @@ from slurm_ext.control.journal import Journal
 from slurm_ext.control.ledger import KEEP_S
 from slurm_ext.control.spool import Spool, read_cluster, read_plan, write_request
 from slurm_ext.domain.action import ActionKind
-from slurm_ext.domain.document import Mode
+from slurm_ext.domain.document import ENDED, Mode
 from slurm_ext.domain.errors import SolverError, SourceMissingError
 from slurm_ext.domain.job import JobState
 from slurm_ext.domain.plan import Verdict
@@ -379,7 +379,7 @@ def test_documents_of_gone_jobs_are_removed_after_a_while_also_by_a_new_daemon(b
     bench.cycles(2)
     bench.slurm.cancel(job)
     bench.cycles(2)
-    assert read_plan(bench.config.spool, int(job)).state == "RUNNING"  # explain still answers
+    assert read_plan(bench.config.spool, int(job)).state == ENDED  # explain still answers
     bench.engine.close()
     bench.start()
     bench.cycles()
