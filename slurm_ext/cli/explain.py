@@ -18,12 +18,13 @@ from pathlib import Path
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import read_cluster, read_plan
 from slurm_ext.domain.configuration import Candidate
-from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
+from slurm_ext.domain.document import ENDED, ClusterDocument, Mode, PlanDocument
 from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
 from slurm_ext.domain.estimate import Estimate, Source
+from slurm_ext.domain.job import JobState
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Decision, Verdict
-from slurm_ext.domain.spans import about, moment
+from slurm_ext.domain.spans import about, counted, moment
 
 _JOB_ID = re.compile(r"^(\d+)(?:_(?:\d+|\[.*\])|\+\d+)?$")
 # A document older than this many leases says what was, not what is.
@@ -34,6 +35,13 @@ _SURE = {
     Source.INTERPOLATED: "interpolated between measured configurations",
     Source.HISTORY: "taken from earlier jobs of the same kind",
     Source.DECLARED: "declared, not measured: taken from the time limit",
+}
+
+
+_CARRIED_OUT = {
+    Mode.OBSERVE: "the daemon only observes here: nothing of this is carried out",
+    Mode.ACTING: "the daemon carries this out",
+    Mode.RELEASED: "an administrator took everything back: nothing of this is carried out",
 }
 
 
@@ -115,39 +123,66 @@ def cluster_or_none(spool: Path) -> ClusterDocument | None:
         return None
 
 
+def silence(whole: ClusterDocument, now: float) -> str:
+    """A warning where the daemon has been silent for too long, else nothing."""
+    if not is_stale(whole, now):
+        return ""
+    return (
+        f"the daemon has been silent for {about(now - whole.made_s)}: this is what it planned last"
+    )
+
+
 def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
     """The explanation, line by line. Pure."""
     decision = document.decision
-    yield (
+    head = (
         f"Job {document.job_id} of {document.user}, partition {document.partition or '(several)'}"
-        + (f", QOS {document.qos}" if document.qos else "")
-        + f": {document.state.lower() or 'unknown'}"
-        + (f" (Slurm says: {document.slurm_reason})" if document.slurm_reason else "")
     )
+    if document.qos:
+        head += f", QOS {document.qos}"
+    if document.state == ENDED:
+        yield f"{head}: has left the queue; this is what was planned last"
+    else:
+        yield f"{head}: {document.state.lower() or 'unknown'}" + (
+            f" (Slurm says: {document.slurm_reason})" if document.slurm_reason else ""
+        )
     yield from _gpus(document)
-    yield from place_line(document)
-    yield from _waits(document, now)
-    yield from estimate_lines(decision)
+    if document.state == JobState.PENDING.value:
+        yield from place_line(document)
+        yield from _waits(document, now)
+    if decision.verdict is not Verdict.LEAVE:
+        yield from estimate_lines(decision)
     yield from considered_lines(document)
     yield from terms_lines(decision)
     yield from _state(document, whole, now)
 
 
+def starts_now(decision: Decision) -> bool:
+    """Whether the plan lets the job start now, with or without a word about its shape."""
+    if decision.verdict is Verdict.ORDER:
+        return not decision.waits_for
+    return decision.verdict is Verdict.START
+
+
 def _gpus(document: PlanDocument) -> Iterator[str]:
     decision = document.decision
-    planned = decision.configuration.gpus if decision.configuration else document.present_gpus
-    asked = document.requested_gpus
-    counts = sorted({c.gpus for c in document.candidates})
-    if decision.verdict is Verdict.LEAVE:
-        yield f"  GPUs    {document.present_gpus} as submitted; not planned: {decision.reason}"
+    asked, present = document.requested_gpus, document.present_gpus
+    planned = decision.configuration.gpus if decision.configuration else present
+    submitted = f"{asked} submitted"
+    if document.state not in (JobState.PENDING.value, ENDED):
+        yield f"  GPUs    {present} granted ({submitted}): {decision.reason}"
+    elif decision.verdict is Verdict.LEAVE:
+        yield f"  GPUs    {present} as submitted; not planned: {decision.reason}"
         return
-    if decision.verdict is Verdict.START:
+    elif decision.verdict is Verdict.START:
         where = f" on {fold(decision.nodes)}" if decision.nodes else ""
-        yield f"  GPUs    {planned} planned{where} ({asked} submitted): {decision.reason}"
+        yield f"  GPUs    {planned} planned{where} ({submitted}): {decision.reason}"
     elif decision.verdict is Verdict.WAIT:
-        yield f"  GPUs    not decided yet ({asked} submitted, {planned} likely): {decision.reason}"
+        yield f"  GPUs    not decided yet ({submitted}, {planned} likely): {decision.reason}"
     else:
-        yield f"  GPUs    {document.present_gpus}: {decision.reason}"
+        differs = "" if present == asked else f" ({submitted})"
+        yield f"  GPUs    {present}{differs}: {decision.reason}"
+    counts = sorted({c.gpus for c in document.candidates})
     if len(counts) > 1:
         yield f"          counts it may get: {', '.join(map(str, counts))}"
     for reason in document.permit.reasons:
@@ -158,9 +193,11 @@ def place_line(document: PlanDocument) -> Iterator[str]:
     """Its place among the planned jobs."""
     if document.place is None:
         return
-    text = f"  Place   {document.place} of {document.places} planned jobs of this partition and QOS"
+    jobs = counted(document.places, "planned job")
+    text = f"  Place   {document.place} of {jobs} in this partition and QOS"
     if document.foreign_ahead:
-        text += f"; {document.foreign_ahead} other job(s) have a higher priority"
+        have = "has" if document.foreign_ahead == 1 else "have"
+        text += f"; {counted(document.foreign_ahead, 'other job')} {have} a higher priority"
     yield text
 
 
@@ -168,19 +205,23 @@ def _waits(document: PlanDocument, now: float) -> Iterator[str]:
     decision = document.decision
     if decision.waits_for:
         yield f"  Waits   for {decision.waits_for}"
-    if decision.expected_start_s is not None and decision.verdict is not Verdict.START:
-        left = decision.expected_start_s - now
-        when = f"in about {about(left)}" if left > 0 else "any moment"
-        yield (
-            f"  Start   {when} ({moment(decision.expected_start_s, now)}), if nothing else arrives"
-            " and running jobs end as estimated"
-        )
+    if decision.expected_start_s is not None and not starts_now(decision):
+        yield start_line(decision.expected_start_s, now)
+
+
+def start_line(at_s: float, now: float) -> str:
+    """When it is expected to start."""
+    left = at_s - now
+    when = f"in about {about(left)}" if left > 0 else "any moment"
+    return (
+        f"  Start   {when} ({moment(at_s, now)}), if nothing else arrives and running jobs end as"
+        " estimated"
+    )
 
 
 def _range(estimate: Estimate) -> str:
-    if estimate.low == estimate.high:
-        return about(estimate.value)
-    return f"{about(estimate.value)} ({about(estimate.low)} to {about(estimate.high)})"
+    low, value, high = about(estimate.low), about(estimate.value), about(estimate.high)
+    return value if low == value == high else f"{value} ({low} to {high})"
 
 
 def estimate_lines(decision: Decision) -> Iterator[str]:
@@ -198,16 +239,13 @@ def considered_lines(document: PlanDocument) -> Iterator[str]:
     if not document.candidates and not document.refused:
         return
     yield "  Considered"
-    for candidate in sorted(document.candidates, key=lambda c: c.gpus):
-        yield f"    {candidate.gpus:>4} GPUs  {_candidate(candidate)}"
-    for count, reason in sorted(document.refused.items(), key=_by_count):
-        yield f"    {count:>4} GPUs  no: {reason}"
+    told = {candidate.gpus: _candidate(candidate) for candidate in document.candidates}
+    told |= {int(n): f"no: {why}" for n, why in document.refused.items() if n.isdigit()}
+    for gpus in sorted(told):
+        noun = "GPU " if gpus == 1 else "GPUs"
+        yield f"    {gpus:>4} {noun}  {told[gpus]}"
     for note in document.notes:
         yield f"    note: {note}"
-
-
-def _by_count(item: tuple[str, str]) -> tuple[int, str]:
-    return (int(item[0]) if item[0].isdigit() else 1 << 30, item[0])
 
 
 def _candidate(candidate: Candidate) -> str:
@@ -235,11 +273,12 @@ def solve_line(document: PlanDocument) -> Iterator[str]:
     solve = document.solve
     if solve is None:
         return
-    proof = "proven best" if solve.optimal else f"within {solve.gap:.1%} of the best possible"
-    yield (
-        f"          {solve.jobs} job(s) for {solve.gpus_free} free GPUs, {proof}"
-        + (f" ({solve.note})" if solve.note else "")
-    )
+    shared = f"{counted(solve.gpus_free, 'free GPU')} among {counted(solve.jobs, 'job')}"
+    if solve.optimal:
+        yield f"          {shared}: proven best"
+    else:
+        note = f" ({solve.note})" if solve.note else ""
+        yield f"          {shared}: within {solve.gap:.1%} of the best possible{note}"
 
 
 def is_stale(whole: ClusterDocument, now: float) -> bool:
@@ -248,19 +287,14 @@ def is_stale(whole: ClusterDocument, now: float) -> bool:
 
 
 def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
-    age = now - document.made_s
-    word = {
-        Mode.OBSERVE: "the daemon only observes: nothing of this is carried out",
-        Mode.ACTING: "the daemon carries this out",
-        Mode.RELEASED: "everything was taken back by an administrator: nothing is carried out",
-    }[document.mode]
-    yield f"  Plan    by policy {document.policy}, {about(max(0.0, age))} old; {word}"
-    yield from solve_line(document)
+    if document.state != ENDED:
+        stale = whole is not None and is_stale(whole, now)
+        word = "the daemon is silent" if stale else _CARRIED_OUT[document.mode]
+        since = moment(document.made_s, now)
+        yield f"  Plan    by policy {document.policy}, unchanged since {since}; {word}"
+        yield from solve_line(document)
     until = document.lease_until_s
-    if until is not None and until > now:
+    if until is not None and until > now and document.state == JobState.PENDING.value:
         yield f"  Lease   its start is ours until {moment(until, now)}; then Slurm starts it anyway"
-    if whole is not None and is_stale(whole, now):
-        yield (
-            f"  Beware  the daemon has been silent for {about(now - whole.made_s)}:"
-            " this is what it planned last"
-        )
+    if whole is not None and (warning := silence(whole, now)):
+        yield f"  Beware  {warning}"

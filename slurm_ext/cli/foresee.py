@@ -26,6 +26,8 @@ from slurm_ext.cli.explain import (
     is_stale,
     place_line,
     solve_line,
+    start_line,
+    starts_now,
     terms_lines,
 )
 from slurm_ext.cli.lenient import LenientBackend
@@ -50,7 +52,7 @@ from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.options import OPTIONS
 from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.script import BatchScript, parse_script
-from slurm_ext.domain.spans import about, moment
+from slurm_ext.domain.spans import about, counted
 from slurm_ext.estimate.remaining import EstimateSources
 from slurm_ext.estimate.table import Content, read_table
 from slurm_ext.slurm.backend import Backend
@@ -58,6 +60,9 @@ from slurm_ext.slurm.facts import SlurmConfig
 from slurm_ext.slurm.process import CommandRunner
 
 T = TypeVar("T")
+# The submit grace of job_submit.lua shows in Slurm's expected start; it is no wait.
+_AT_ONCE_S = 10.0
+_NO_HABITS = "times are not corrected by how your earlier jobs went: only the daemon knows that"
 # GPUs of a node where neither Slurm nor the table tells.
 _USUAL_GPUS = 4
 _OURS = re.compile(r"^#SBATCH\b.*(?:--ft-|\bft:)", re.MULTILINE)
@@ -75,9 +80,10 @@ _FORMS = {
 class Forecast:
     """Everything that is known about a script that is not submitted.
 
-    ``ours`` tells whether it carries a directive.     ``document`` is the plan document that it would get: ``None`` where it would be refused or is
-    not ours. ``where_known`` is false where Slurm could not be asked, so that the document holds
-    estimates only. ``acts`` tells whether the daemon would carry the plan out.
+    ``ours`` tells whether it carries a directive. ``document`` is the plan document that it would
+    get, ``None`` where it would be refused or is not ours. ``where_known`` is false where Slurm
+    could not be asked, so that the document holds estimates only. ``acts`` tells
+    whether the daemon would carry the plan out.
     """
 
     script: str
@@ -171,7 +177,7 @@ def _planned(
     spool: SpoolThread,
     config: Config,
 ) -> Forecast:
-    notes = list(base.notes)
+    notes = [*base.notes, _NO_HABITS]
     documents = _read(spool, Spool.read_plans, notes, "the plans of waiting jobs") or {}
     whole = _read(spool, lambda s: read_cluster(s.root), notes, "what the daemon does")
     if whole is not None and is_stale(whole, base.now):
@@ -268,7 +274,6 @@ def _notes_about(script: BatchScript, environ: Mapping[str, str]) -> Iterator[st
             f"{', '.join(twins)} in your environment fills in what the script leaves out; that is"
             " not counted here"
         )
-    yield "times are not corrected by how your earlier jobs went: only the daemon knows that"
 
 
 # -- telling -------------------------------------------------------------------------------------
@@ -314,7 +319,7 @@ def _asked(found: Forecast) -> Iterator[str]:
     shape, job = found.submitted, found.job
     if shape is None:
         return
-    text = f"  Asks    {shape.gpus} GPUs on {shape.nodes} node(s)"
+    text = f"  Asks    {counted(shape.gpus, 'GPU')} on {counted(shape.nodes, 'node')}"
     if _FORMS[found.kind]:
         text += f", {_FORMS[found.kind]}"
     if job is not None and found.where_known:
@@ -332,27 +337,22 @@ def _now(found: Forecast, document: PlanDocument) -> Iterator[str]:
     decision = document.decision
     gpus = decision.configuration.gpus if decision.configuration else document.requested_gpus
     where = f" on {fold(decision.nodes)}" if decision.nodes else ""
-    starts = decision.verdict is Verdict.START or (
-        decision.verdict is Verdict.ORDER and not decision.waits_for
-    )
     if decision.verdict is Verdict.LEAVE:
         yield f"  Plan    slurm-ext would leave it to Slurm: {decision.reason}"
         return
-    if starts:
+    asked = document.requested_gpus
+    submitted = "as submitted" if gpus == asked else f"{asked} submitted"
+    if starts_now(decision):
         soon = f"within {about(max(1.0, 2 * found.cycle_s))}" if found.acts else "at once"
-        yield f"  Start   {soon}, with {gpus} GPUs{where} ({document.requested_gpus} submitted)"
+        yield f"  Start   {soon}, with {counted(gpus, 'GPU')}{where} ({submitted})"
         yield f"          {decision.reason}"
     else:
-        at = decision.expected_start_s
-        if at is None:
+        if decision.expected_start_s is None:
             yield "  Start   it would wait; for how long cannot be told"
         else:
-            yield (
-                f"  Start   in about {about(max(0.0, at - found.now))} ({moment(at, found.now)}),"
-                " if nothing else arrives and running jobs end as estimated"
-            )
+            yield start_line(decision.expected_start_s, found.now)
         yield f"  Waits   for {decision.waits_for or 'its turn'}"
-        yield f"  GPUs    {gpus} likely ({document.requested_gpus} submitted): {decision.reason}"
+        yield f"  GPUs    {gpus} likely ({submitted}): {decision.reason}"
     counts = sorted({c.gpus for c in document.candidates})
     if len(counts) > 1:
         yield f"          counts it may get: {', '.join(map(str, counts))}"
@@ -360,9 +360,11 @@ def _now(found: Forecast, document: PlanDocument) -> Iterator[str]:
         yield f"          {reason}"
     yield from place_line(document)
     if found.others:
+        jobs = counted(found.others, "other waiting job")
+        are = "is" if found.others == 1 else "are"
         yield (
-            f"          {found.others} other waiting job(s) are not planned by slurm-ext: Slurm's"
-            " priorities decide between them and this one"
+            f"          {jobs} {are} not planned by slurm-ext: Slurm's priorities decide about the"
+            " order"
         )
 
 
@@ -371,7 +373,7 @@ def _slurm_line(found: Forecast) -> Iterator[str]:
     if trial.start_s is None:
         return
     left = trial.start_s - found.now
-    when = f"in {about(left)}" if left >= 60 else "at once"
+    when = f"in {about(left)}" if left > _AT_ONCE_S else "at once"
     yield (
         f"  Alone   Slurm by itself would start it {when} on {trial.nodes} as submitted, other"
         " waiting jobs not counted"

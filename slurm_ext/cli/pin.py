@@ -14,8 +14,11 @@ from pathlib import Path
 from slurm_ext.cli.explain import base_id_of
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import read_plan, write_request
+from slurm_ext.domain.document import ENDED, PlanDocument
 from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
+from slurm_ext.domain.job import JobState
 from slurm_ext.domain.request import MAX_PINNED_GPUS, PinRequest
+from slurm_ext.domain.spans import counted
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,23 +57,41 @@ def run(args: argparse.Namespace) -> int:
         # Younger than one cycle: the daemon will find the request when it first plans the job.
         document = None
     if document is not None:
-        if uid not in (0, document.uid):
-            raise DataError(
-                f"job {args.job}",
-                f"belongs to {document.user}",
-                "only its owner or root can pin it",
-            )
-        counts = sorted({c.gpus for c in document.candidates} | {document.requested_gpus})
-        if args.gpus is not None and document.candidates and args.gpus not in counts:
-            raise DataError(
-                f"--gpus={args.gpus}",
-                f"job {args.job} cannot run on that count",
-                f"choose among {', '.join(map(str, counts))}; slurm-ext explain {base_id} says why",
-            )
+        _check(args.job, args.gpus, document, uid)
     write_request(spool, uid, PinRequest(base_id, not args.release, time.time(), args.gpus))
     if args.release:
-        print(f"job {base_id}: its GPU count may be chosen again, from the next cycle on")
+        print(f"job {base_id}: its GPU count may be chosen again, {_from_when(document)}")
     else:
-        count = "the submitted GPU count" if args.gpus is None else f"{args.gpus} GPUs"
-        print(f"job {base_id}: keeps {count}, from the next cycle on")
+        count = "the submitted GPU count" if args.gpus is None else counted(args.gpus, "GPU")
+        print(f"job {base_id}: keeps {count}, {_from_when(document)}")
     return 0
+
+
+def _check(job: str, gpus: int | None, document: PlanDocument, uid: int) -> None:
+    """Raise DataError where the daemon would not believe or could not carry out the request."""
+    if uid not in (0, document.uid):
+        raise DataError(
+            f"job {job}", f"belongs to {document.user}", "only its owner or root can pin it"
+        )
+    if document.state == ENDED:
+        raise DataError(f"job {job}", "has left the queue", "there is nothing to pin")
+    pinned = document.ours is not None and document.ours.veto
+    if gpus is None or pinned or not document.candidates:
+        # While a pin holds, no other count is considered, so the document cannot tell.
+        return
+    counts = sorted({c.gpus for c in document.candidates} | {document.requested_gpus})
+    if gpus not in counts:
+        raise DataError(
+            f"--gpus={gpus}",
+            f"job {job} cannot run on that count",
+            f"choose among {', '.join(map(str, counts))};"
+            f" slurm-ext explain {document.base_id} says why",
+        )
+
+
+def _from_when(document: PlanDocument | None) -> str:
+    if document is None:
+        return "as soon as the daemon plans it, and if it is yours"
+    if document.state != JobState.PENDING.value:
+        return "should it be requeued; a job that runs is never resized"
+    return "from the next cycle on"

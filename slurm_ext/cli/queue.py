@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_ext.cli.explain import base_id_of, cluster_or_none, silence
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import Spool
-from slurm_ext.domain.document import PlanDocument
+from slurm_ext.domain.document import ENDED, PlanDocument
 from slurm_ext.domain.errors import DataError, SourceMissingError
+from slurm_ext.domain.job import JobState
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.spans import moment, span
@@ -59,7 +62,8 @@ def _reason(row: _Row) -> str:
     return f"waits for {decision.waits_for}" if decision.waits_for else decision.reason
 
 
-_STATES = {"PENDING": "PD", "RUNNING": "R", "COMPLETING": "CG", "SUSPENDED": "S"}
+# As squeue abbreviates them; a job that has left the queue is only shown when asked for by id.
+_STATES = {"PENDING": "PD", "RUNNING": "R", "COMPLETING": "CG", "SUSPENDED": "S", ENDED: "ED"}
 
 LETTERS: dict[str, Column[_Row]] = {
     "i": Column("JOBID", lambda r: r.document.job_id, "job id"),
@@ -89,7 +93,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "queue",
         help="plan and reason of every job, printed as squeue does",
-        description="List the pending jobs that slurm-ext plans, in planned order.",
+        description="List the waiting jobs that slurm-ext plans, in planned order, then those that"
+        " it planned and that run. Jobs that have ended are shown for a while when -j names them.",
         epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # -h is --noheader, as in squeue
@@ -113,8 +118,6 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    from slurm_ext.cli.explain import base_id_of
-
     pieces = parse_format(args.format, LETTERS)
     spool = load_config(args.config).spool
     try:
@@ -133,13 +136,24 @@ def run(args: argparse.Namespace) -> int:
         for document in documents.values()
         if (not users or document.user in users)
         and (not partitions or document.partition in partitions)
-        and (not ids or document.base_id in ids)
+        and (document.base_id in ids if ids else document.state != ENDED)
     ]
-    chosen.sort(key=lambda d: (d.partition, d.qos, d.decision.rank, d.base_id))
+    chosen.sort(
+        key=lambda d: (
+            d.partition,
+            d.qos,
+            d.state != JobState.PENDING.value,
+            d.decision.rank,
+            d.base_id,
+        )
+    )
+    now = time.time()
+    whole = cluster_or_none(spool)
+    if whole is not None and (warning := silence(whole, now)):
+        print(f"slurm-ext: warning: {warning}", file=sys.stderr)
     if args.json:
         print(json.dumps([json.loads(document.to_json()) for document in chosen]))
         return 0
-    now = time.time()
     rows = [_Row(document, now) for document in chosen]
     for line in render(rows, pieces, LETTERS, header=not args.noheader):
         print(line)

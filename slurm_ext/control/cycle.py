@@ -185,11 +185,11 @@ class Engine:
         """
         slurm = facts_from(seen.slurm)
 
-        def under(some: ActingRules, previous: Plan | None) -> Decided:
-            ledger = self.memory.ledger
-            return decide(seen, ledger, some, slurm, self.config, self._policy, previous)
+        def under(some: ActingRules, previous: Plan | None, carried_out: bool) -> Decided:
+            ledger, config = self.memory.ledger, self.config
+            return decide(seen, ledger, some, slurm, config, self._policy, previous, carried_out)
 
-        decided = under(rules, self._previous)
+        decided = under(rules, self._previous, True)
         observed = [
             job
             for job in seen.snapshot.pending()
@@ -197,7 +197,7 @@ class Engine:
         ]
         if not observed:
             return decided, decided
-        would = under(everything_allowed(rules, seen.snapshot), self._previous_shown)
+        would = under(everything_allowed(rules, seen.snapshot), self._previous_shown, False)
         self._previous_shown = would.plan
         return decided, decided.overlaid(would, [job.job_id for job in observed])
 

@@ -111,8 +111,9 @@ def decide(
     config: Config,
     policy: Policy,
     previous: Plan | None,
+    carried_out: bool = True,
 ) -> Decided:
-    """Plan for every pending job that is ours."""
+    """Plan for every pending job that is ours; ``carried_out`` is false for a plan only shown."""
     index = PoolIndex(seen.snapshot)
     usage = usage_of(seen.snapshot)
     found = _Facts()
@@ -136,6 +137,7 @@ def decide(
         pools={key: tuple(n.name for n in pool.nodes) for key, pool in found.pools.items()},
         free_at_s=_free_at(seen, index),
         previous=previous,
+        carried_out=carried_out,
     )
     failure = ""
     try:

@@ -165,13 +165,13 @@ def _why_not_resized(
         return refusal
     if not job.batch:
         return "salloc and srun jobs are ordered, not resized"
-    if reason := _why_fixed(job, directive, entry):
-        return reason
     veto = entry is not None and entry.veto
-    if veto and entry is not None and not _veto_unmet(job, directive, entry):
-        return "its owner pinned its GPU count (slurm-ext pin)"
     if not veto and not directive.gpus.resizable:
         return "it asked for exactly the GPUs that it requested"
+    if reason := _why_fixed(job, directive, entry):
+        return reason
+    if veto and entry is not None and not _veto_unmet(job, directive, entry):
+        return "its owner pinned its GPU count (slurm-ext pin)"
     return ""
 
 

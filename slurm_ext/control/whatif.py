@@ -90,7 +90,7 @@ def job_of(
     waiting = [j.priority for j in snapshot.pending() if j.eligible and j.priority > 1]
     return Job(
         job_id=NEW,
-        base_id=1 + max((job.base_id for job in snapshot.jobs), default=0),
+        base_id=0,  # the next free number, see `foretell`
         user=who.user,
         uid=who.uid,
         account=options.get("account", who.account),
@@ -146,6 +146,8 @@ def foretell(
 ) -> Foretold:
     """Plan the cluster with one more job. ``whole`` is ``None`` where no daemon is at work."""
     hidden = list(_hidden(seen, documents))
+    newest = max((j.base_id for j in (*seen.snapshot.jobs, *hidden)), default=0)
+    job = replace(job, base_id=newest + 1)
     snapshot = replace(seen.snapshot, jobs=(*seen.snapshot.jobs, *hidden, job))
     seen = replace(seen, snapshot=snapshot, directives={**seen.directives, job.job_id: directive})
     acting = whole.acting if whole is not None and whole.mode is Mode.ACTING else {}

@@ -48,7 +48,8 @@ class Decision:
 
     ``rank`` is the job's wanted place among our jobs of its partition and QOS, 0 first.
     ``waits_for`` says in plain words what keeps it waiting. ``expected_start_s`` and
-    ``remaining_s`` may be unknown.
+    ``remaining_s`` may be unknown. ``wanted_since_s`` is since when plans have wanted this start
+    (also of a job that was left to Slurm because it did not start), ``None`` where none does.
     """
 
     job_id: str
@@ -62,6 +63,7 @@ class Decision:
     waits_for: str = ""
     pool: str = ""
     terms: tuple[Term, ...] = ()
+    wanted_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

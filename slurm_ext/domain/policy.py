@@ -49,7 +49,8 @@ class View:
     """Everything a policy may look at.
 
     ``previous`` is the last plan (for hysteresis: a changed plan must be better by a margin).
-    ``free_at_s`` estimates for each running job when it ends (epoch seconds).
+    ``free_at_s`` estimates for each running job when it ends (epoch seconds). ``carried_out`` is
+    false for an observer's plan: that Slurm does not start what it wants means nothing then.
     """
 
     snapshot: Snapshot
@@ -57,6 +58,7 @@ class View:
     pools: Mapping[str, tuple[str, ...]]  # pool key -> node names
     free_at_s: Mapping[str, float] = field(default_factory=dict)
     previous: Plan | None = None
+    carried_out: bool = True
 
 
 class Policy(Protocol):

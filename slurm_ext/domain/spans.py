@@ -1,8 +1,11 @@
-"""Durations and moments as people read them. Pure: "now" and the zone are arguments."""
+"""Durations, moments and counts as people read them. Pure: "now" and the zone are arguments."""
 
 from __future__ import annotations
 
 from datetime import datetime, tzinfo
+
+# Below this, seconds are worth telling beside minutes.
+_EXACT_S = 600
 
 
 def span(seconds: float) -> str:
@@ -22,6 +25,9 @@ def about(seconds: float) -> str:
     whole = round(abs(seconds))
     if whole < 60:
         return f"{whole} s"
+    if whole < _EXACT_S:
+        minutes, rest = divmod(whole, 60)
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     minutes = round(whole / 60)
     if minutes < 60:
         return f"{minutes} min"
@@ -39,3 +45,8 @@ def moment(at_s: float, now_s: float, zone: tzinfo | None = None) -> str:
     if at.date() == today.date():
         return at.strftime("%H:%M:%S")
     return at.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def counted(number: int, thing: str) -> str:
+    """``1 GPU``, ``2 GPUs``: a count with its noun, for nouns with a plural in s."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Decision, Term, Verdict
 from slurm_ext.domain.policy import JobFacts
+from slurm_ext.domain.spans import about, counted
 from slurm_ext.policy.queue import Field, Waiting
 
 
@@ -22,14 +25,15 @@ def started(
     """The decision for a job that starts now, on ``nodes`` in the candidate's placement."""
     count = candidate.gpus
     if overdue:
-        why = f"it is past the waiting limit and {count} GPUs are free"
+        why = f"it is past the waiting limit and {_are_free(count)}"
     elif fact.permit.resize and len(fact.candidates) > 1:
         why = (
-            f"{count} GPUs on {len(nodes)} node(s) make the most progress per second that the "
-            f"{part.gpus_free} free GPUs allow, over all waiting jobs"
+            f"{counted(count, 'GPU')} on {counted(len(nodes), 'node')} "
+            f"make{'s' if count == 1 else ''} the most progress per second that the "
+            f"{counted(part.gpus_free, 'free GPU')} allow, over all waiting jobs"
         )
     else:
-        why = f"its {count} GPUs are free and no other use of them makes more progress"
+        why = f"{_are_free(count)} for it, and no other use of them makes more progress"
     ours = fact.permit.resize or fact.permit.lease
     return Decision(
         job_id=job.job_id,
@@ -44,6 +48,10 @@ def started(
     )
 
 
+def _are_free(count: int) -> str:
+    return f"{counted(count, 'GPU')} {'is' if count == 1 else 'are'} free"
+
+
 def waits(
     item: Waiting,
     fact: JobFacts,
@@ -56,11 +64,15 @@ def waits(
     """The decision for a job that does not start now; ``place`` of our waiting jobs are ahead."""
     need = min(c.gpus for c in fact.candidates)
     if free < need:
-        waits_for = f"at least {need} GPU(s); {free} of its pool are free after this plan"
+        left = counted(free, "GPU") if free else "none"
+        waits_for = f"at least {counted(need, 'GPU')}; its pool has {left} left after this plan"
     else:
         waits_for = "a seat: enough GPUs are free, but not where its placement needs them"
     if place:
-        waits_for += f"; {place} job(s) are worth more per GPU and come first"
+        more = (
+            "is worth more per GPU and comes" if place == 1 else "are worth more per GPU and come"
+        )
+        waits_for += f"; {counted(place, 'job')} {more} first"
     if reserve:
         verdict, reason = Verdict.RESERVE, "first in line: Slurm reserves for it in this shape"
     elif fact.permit.lease:
@@ -82,9 +94,22 @@ def waits(
             Term(
                 "value per GPU",
                 worth_per_gpu(item.candidate, fact),
-                f"about {remaining.value:.0f} s of work on {item.candidate.gpus} GPU(s)",
+                f"about {remaining.value:.0f} s of work on {counted(item.candidate.gpus, 'GPU')}",
             ),
         ),
+    )
+
+
+def left_to_slurm(decision: Decision, job: Job, since_s: float | None, now: float) -> Decision:
+    """A start that Slurm did not carry out: in the job's present shape it is Slurm's again."""
+    tried = "" if since_s is None else f" for {about(now - since_s)}"
+    why = f" (it says {job.reason})" if job.reason not in ("", "None") else ""
+    return replace(
+        decision,
+        verdict=Verdict.RESERVE,
+        reason=f"it should have started{tried}, but Slurm does not start it{why}",
+        waits_for="",
+        wanted_since_s=since_s,
     )
 
 

@@ -13,6 +13,9 @@ Rules beyond the knapsack:
 * Waiting limit. Jobs older than ``waiting_limit_s`` come first, by age. The oldest that cannot
   start now gets its GPUs reserved as EASY would do it: others may start only if they end before
   its expected start or use GPUs that are left over then. It is left to Slurm without a lease.
+* Stuck starts. A job that plans have wanted to start for ``start_patience_s`` and that Slurm does
+  not start (a limit or licence that we do not know of) is left to Slurm as it is, so that its GPUs
+  do not stay idle; after ten times as long it is planned again.
 * Head. With foreign jobs in the field, the first of our waiting jobs is left without a lease, so
   that Slurm reserves for it; without foreign jobs there is nobody to protect it from.
 
@@ -30,11 +33,18 @@ from slurm_ext.domain.configuration import Candidate, Configuration
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Decision, Plan, SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import JobFacts, View
-from slurm_ext.optimize.objective import Choice, Demand, Terms, Weights, build_items, in_words
+from slurm_ext.optimize.explain import why_not
+from slurm_ext.optimize.objective import (
+    Choice,
+    Demand,
+    Scored,
+    Weights,
+    build_items,
+    in_words,
+)
+from slurm_ext.optimize.pools import cells_of
 from slurm_ext.optimize.problem import (
-    Cell,
     Item,
-    Pool,
     PoolProblem,
     Problem,
     Solution,
@@ -53,7 +63,12 @@ from slurm_ext.policy.queue import (
     running_releases,
     shadow,
 )
-from slurm_ext.policy.telling import leave, started, waits, worth_per_gpu
+from slurm_ext.policy.telling import leave, left_to_slurm, started, waits, worth_per_gpu
+
+# A start that failed is planned again after this many times the patience.
+STUCK_FOR = 10.0
+# Reasons by comparison cost a solve each: they are worked out for this many jobs per field.
+COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +78,15 @@ class TitanConfig:
     ``waiting_limit_s`` seconds after its first submission a job is ordered by age.
     ``margin`` is the relative gain for which a plan that Slurm has not carried out yet is changed.
     ``max_rounds`` bounds solving again after a candidate found no seat.
+    ``start_patience_s`` is how long a start that Slurm does not carry out keeps its GPUs.
     """
 
-    weights: Weights = field(default_factory=lambda: Weights(start=0.0))
+    weights: Weights = field(default_factory=Weights)
     margin: float = 0.05
     waiting_limit_s: float = 7 * 86400.0
     time_limit_s: float = 1.0
     max_rounds: int = 8
+    start_patience_s: float = 120.0
     topology: TopologyRule = TopologyRule.PREFERRED
 
 
@@ -82,6 +99,8 @@ class _Open:
     now: float
     planned: Configuration | None
     candidates: list[Candidate]
+    wanted_since_s: float | None = None
+    stuck: bool = False
 
     @property
     def demand(self) -> Demand:
@@ -120,24 +139,10 @@ class _Start:
 
 
 def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
-    """Cells are the sets of nodes that belong to exactly the same pools of the field."""
-    member: dict[str, list[str]] = {}
-    for key in part.pools:
-        for name in view.pools[key]:
-            member.setdefault(name, []).append(key)
-    cells: dict[tuple[str, ...], int] = {}
-    for node in part.nodes:
-        pools = tuple(member.get(node.name, ()))
-        cells[pools] = cells.get(pools, 0) + node.gpus_free
-    names = {pools: "+".join(pools) for pools in cells}
-    return PoolProblem(
-        items=tuple(items),
-        cells=tuple(Cell(names[pools], gpus) for pools, gpus in cells.items()),
-        pools=tuple(
-            Pool(key, frozenset(names[pools] for pools in cells if key in pools))
-            for key in part.pools
-        ),
-    )
+    free = {node.name: node.gpus_free for node in part.nodes}
+    members = {key: [n for n in view.pools[key] if n in free] for key in part.pools}
+    cells, pools = cells_of(free, members)
+    return PoolProblem(tuple(items), cells, pools)
 
 
 class TitanPolicy:
@@ -175,29 +180,51 @@ class TitanPolicy:
         opens = []
         for job in part.jobs:
             fact, last = view.facts[job.job_id], previous.get(job.job_id)
-            planned = last.configuration if last and last.verdict is Verdict.START else None
-            opens.append(_Open(job, fact, now, planned, list(fact.candidates)))
+            item = _Open(job, fact, now, None, list(fact.candidates))
+            if last is not None:
+                self._remember(item, last, view.carried_out)
+            opens.append(item)
         names = frozenset(node.name for node in part.nodes)
         releases = running_releases(view, names, now)
 
         starts, blocked = self._start_overdue(view, part, opens, now)
         room = part.less(_gpus_on_nodes(starts))
         done = {s.key for s in starts}
-        rest = [o for o in opens if o.job.job_id not in done and o is not blocked]
+        rest = [o for o in opens if o.job.job_id not in done and o is not blocked and not o.stuck]
         if blocked is not None:
             _only_behind(blocked, rest, room.gpus_free, starts, releases, now)
+        against: Mapping[str, Term] = {}
         if room.gpus_free > 0 and any(o.candidates for o in rest):
-            chosen, info = self._allocate(view, room, rest)
+            chosen, info, against = self._allocate(view, room, rest)
             starts = [*starts, *chosen]
             solves.append(info)
-        self._write(part, opens, starts, blocked, releases, now, decisions)
+        self._write(part, opens, starts, blocked, against, releases, now, decisions)
+
+    def _remember(self, item: _Open, last: Decision, carried_out: bool) -> None:
+        """What the last plan wanted of the job, and whether Slurm has failed to do it."""
+        since, patience = last.wanted_since_s, self.config.start_patience_s
+        if last.verdict is Verdict.START:
+            item.planned = last.configuration
+            item.wanted_since_s = since
+        if since is None or not carried_out:
+            return
+        waited = item.now - since
+        if last.verdict is Verdict.START:
+            item.stuck = waited > patience
+        elif last.verdict is Verdict.RESERVE and waited <= STUCK_FOR * patience:
+            item.stuck = True
+            item.wanted_since_s = since
 
     def _start_overdue(
         self, view: View, part: Field, opens: Sequence[_Open], now: float
     ) -> tuple[list[_Start], _Open | None]:
         """Start jobs past the waiting limit by age; the first that does not fit blocks the rest."""
         overdue = sorted(
-            (o for o in opens if now - o.fact.waiting_since_s > self.config.waiting_limit_s),
+            (
+                o
+                for o in opens
+                if now - o.fact.waiting_since_s > self.config.waiting_limit_s and not o.stuck
+            ),
             key=lambda o: (o.fact.waiting_since_s, o.job.base_id, o.job.job_id),
         )
         words = (Term("overdue", 1.0, "past the waiting limit: ordered by age"),)
@@ -226,9 +253,10 @@ class TitanPolicy:
 
     def _solve_keeping(
         self, view: View, part: Field, live: Sequence[_Open], demands: Sequence[Demand]
-    ) -> tuple[Solution, Mapping[str, tuple[Terms, ...]]]:
+    ) -> tuple[Solution, Scored]:
         """Prefer what the last plan started, unless the new choice is better by the margin."""
         items, terms = build_items(demands, self.config.weights)
+        scored = Scored(Problem(items, part.gpus_free), terms)
         free = self._solve(view, part, items)
         kept = {
             o.job.job_id: index
@@ -237,13 +265,13 @@ class TitanPolicy:
             if o.planned is not None and candidate.configuration == o.planned
         }
         if all(free.chosen.get(key) == index for key, index in kept.items()):
-            return free, terms
+            return free, scored
         held = self._solve(view, part, _firm(items, kept))
         if any(key not in held.chosen for key in kept):
-            return free, terms  # the last plan does not fit any more
+            return free, scored  # the last plan does not fit any more
         value = value_of(items, chosen := {k: kept.get(k, i) for k, i in held.chosen.items()})
         if free.value > value * (1.0 + self.config.margin):
-            return free, terms
+            return free, scored
         solution = replace(
             held,
             chosen=chosen,
@@ -253,17 +281,17 @@ class TitanPolicy:
             optimal=False,
             note=f"kept the last plan: a change is worth less than {self.config.margin:.0%}",
         )
-        return solution, terms
+        return solution, scored
 
     def _allocate(
         self, view: View, part: Field, rest: Sequence[_Open]
-    ) -> tuple[list[_Start], SolveInfo]:
+    ) -> tuple[list[_Start], SolveInfo, dict[str, Term]]:
         """Solve and seat; drop candidates that find no seat and solve again."""
         by_id = {o.job.job_id: o for o in rest}
         for attempt in range(1, self.config.max_rounds + 1):
             live = [o for o in rest if o.candidates]
             demands = {o.job.job_id: o.demand for o in live}
-            solution, terms = self._solve_keeping(view, part, live, list(demands.values()))
+            solution, scored = self._solve_keeping(view, part, live, list(demands.values()))
             chosen = solution.chosen
             pairs = [(by_id[key], by_id[key].candidates[index]) for key, index in chosen.items()]
             seating = self._seat(view, part, pairs)
@@ -276,7 +304,7 @@ class TitanPolicy:
                 open=by_id[key],
                 candidate=by_id[key].candidates[index],
                 nodes=seating.seats[key],
-                terms=in_words(demands[key], index, terms[key][index]),
+                terms=in_words(demands[key], index, scored.terms[key][index]),
             )
             for key, index in chosen.items()
             if key in seating.seats
@@ -292,7 +320,7 @@ class TitanPolicy:
             gpus_free=part.gpus_free,
             note="; ".join(n for n in (solution.note, again) if n),
         )
-        return starts, info
+        return starts, info, _reasons(part, live, scored, solution)
 
     # -- the plan ----------------------------------------------------------------------------
 
@@ -302,16 +330,22 @@ class TitanPolicy:
         opens: Sequence[_Open],
         starts: Sequence[_Start],
         blocked: _Open | None,
+        against: Mapping[str, Term],
         releases: Sequence[tuple[float, int]],
         now: float,
         decisions: dict[str, Decision],
     ) -> None:
         order = sorted(starts, key=lambda s: (not s.overdue, s.open.fact.waiting_since_s, s.key))
         for rank, s in enumerate(order):
-            decisions[s.key] = started(
+            decision = started(
                 s.open.job, s.open.fact, s.candidate, s.nodes, s.terms, rank, part, s.overdue
             )
+            if decision.verdict is Verdict.START:
+                since = s.open.wanted_since_s
+                decision = replace(decision, wanted_since_s=now if since is None else since)
+            decisions[s.key] = _with_reason(decision, against)
         now_running = {s.key for s in starts}
+        stuck = {o.job.job_id: o for o in opens if o.stuck}
         rows = _in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
         soon = [
             *releases,
@@ -323,9 +357,39 @@ class TitanPolicy:
             # Slurm reserves for the job that blocks the others; else, where foreign jobs could
             # overtake a leased one, for the first in line.
             first = place == 0 and (blocked is not None or part.foreign > 0)
-            decisions[item.job.job_id] = waits(
-                item, fact, len(order) + place, first, left, place, begin.get(item.job.job_id)
-            )
+            key = item.job.job_id
+            decision = waits(item, fact, len(order) + place, first, left, place, begin.get(key))
+            if key in stuck:
+                decision = left_to_slurm(decision, item.job, stuck[key].wanted_since_s, now)
+            decisions[key] = _with_reason(decision, against)
+
+
+def _with_reason(decision: Decision, against: Mapping[str, Term]) -> Decision:
+    term = against.get(decision.job_id)
+    return decision if term is None else replace(decision, terms=(*decision.terms, term))
+
+
+def _reasons(
+    part: Field, live: Sequence[_Open], scored: Scored, solution: Solution
+) -> dict[str, Term]:
+    """For the first few jobs, the term that decided against the next larger count."""
+    if len(part.pools) > 1:
+        return {}
+    found: dict[str, Term] = {}
+    for item in live:
+        if len(found) >= COMPARED:
+            break
+        key, counts = item.job.job_id, sorted({c.gpus for c in item.candidates})
+        index = solution.chosen.get(key)
+        now_has = 0 if index is None else item.candidates[index].gpus
+        wanted = next((c for c in counts if c > now_has and c <= part.gpus_free), None)
+        if wanted is None:
+            continue
+        other = why_not(scored, solution, key, wanted)
+        if other.decisive:
+            loss = sum(other.terms.values())
+            found[key] = Term(f"not {wanted} GPUs: {other.decisive}", loss, other.words)
+    return found
 
 
 def _firm(items: Sequence[Item], kept: Mapping[str, int]) -> list[Item]:

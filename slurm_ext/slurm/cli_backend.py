@@ -67,6 +67,7 @@ class CliBackend:
         self._known: dict[int, Ranking] = {}
         self._written: dict[str, int] = {}
         self._data_parser: str | None = None
+        self._observed: dict[int, tuple[Job | None, tuple[bool, int, bool], Job]] = {}
         self._ranking_rows: dict[str, tuple[int, Ranking]] = {}
         self._pool = ThreadPoolExecutor(max_workers=3, thread_name_prefix="slurm")
 
@@ -212,13 +213,22 @@ class CliBackend:
     def _observe(self, jobs: list[Job], ranked: Mapping[int, Ranking], now_s: float) -> list[Job]:
         """Put in what the rows lack. A job that sprio does not rank keeps its last known factor."""
         self._known.update(ranked)
+        before, self._observed = self._observed, {}
         observed = []
         for job in jobs:
-            rank = self._known.get(job.raw_id or 0, _UNRANKED)
+            raw = job.raw_id or 0
+            rank = self._known.get(raw, _UNRANKED)
             factor = rank.site_factor
-            if job.job_id in self._written and job.raw_id not in ranked:
+            if raw not in ranked and job.job_id in self._written:
                 factor = self._written[job.job_id]
-            observed.append(parse_jobs.observed(job, now_s, factor, rank.priority_set))
+            eligible = parse_jobs.eligible_at(job, now_s)
+            facts = (eligible, factor, rank.priority_set)
+            row, told, result = before.get(raw, (None, facts, job))
+            # Copying a job costs more than all else that is done for an unchanged one.
+            if row is not job or told != facts:
+                result = parse_jobs.observed(job, *facts)
+            self._observed[raw] = (job, facts, result)
+            observed.append(result)
         return observed
 
     def _rows(self, form: RowFormat, wanted: Collection[str] | None) -> list[str]:

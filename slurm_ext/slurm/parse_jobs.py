@@ -296,13 +296,13 @@ def requested_gpus(total: int | None, parts: Sequence[int | None], nodes: int, n
     return (per_socket or 0) * nodes
 
 
-def observed(job: Job, now_s: float, site_factor: int, priority_set: bool) -> Job:
-    """The job with what its row alone cannot tell.
+def eligible_at(job: Job, now_s: float) -> bool:
+    """Whether the job waits for nothing but its turn: a lease ends without a change of its row."""
+    return job.eligible and job.eligible_s is not None and job.eligible_s <= now_s
 
-    Whether its earliest start has passed (a lease ends without any change of the row), and the two
-    facts that sprio knows.
-    """
-    eligible = job.eligible and job.eligible_s is not None and job.eligible_s <= now_s
+
+def observed(job: Job, eligible: bool, site_factor: int, priority_set: bool) -> Job:
+    """The job with what its row alone cannot tell: the time, and the two facts that sprio knows."""
     if (eligible, site_factor, priority_set) == (job.eligible, job.site_factor, job.priority_set):
         return job
     return replace(job, eligible=eligible, site_factor=site_factor, priority_set=priority_set)

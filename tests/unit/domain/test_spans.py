@@ -6,7 +6,7 @@ from datetime import UTC
 
 import pytest
 
-from slurm_ext.domain.spans import about, moment, span
+from slurm_ext.domain.spans import about, counted, moment, span
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,10 @@ def test_span(seconds: float, text: str) -> None:
     [
         (4.4, "4 s"),
         (59.7, "1 min"),
+        (69, "1 min 9 s"),
+        (599, "9 min 59 s"),
+        (600, "10 min"),
+        (1230, "20 min"),
         (3599, "1 h"),
         (4800, "1 h 20 min"),
         (86400, "24 h"),
@@ -42,3 +46,7 @@ def test_about(seconds: float, text: str) -> None:
 def test_moment_names_the_day_only_when_it_is_another() -> None:
     assert moment(3661, 0, UTC) == "01:01:01"
     assert moment(90061, 0, UTC) == "1970-01-02T01:01:01"
+
+
+def test_counted() -> None:
+    assert [counted(n, "GPU") for n in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]

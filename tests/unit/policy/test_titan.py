@@ -39,7 +39,9 @@ def test_two_gpus_go_to_two_jobs_not_to_the_one_with_more_samples_per_second() -
     }
     plan = decide(view([job(1), job(2)], known, nodes(1, gpus=2)))
     assert gpus_started(plan) == {"1": 1, "2": 1}
-    assert [t.name for t in plan.decisions["2"].terms if t.value > 0] == ["progress"]
+    assert plan.decisions["2"].terms[0].name == "progress"
+    # What keeps A from taking both is named.
+    assert "not 2 GPUs: progress" in [t.name for t in plan.decisions["1"].terms]
 
 
 def test_a_lone_job_gets_the_fastest_count_and_is_pinned() -> None:
@@ -151,6 +153,35 @@ def test_the_last_plan_is_kept_unless_a_change_pays() -> None:
     much_better = {"1": facts(1, {4: 0.2 * HOUR}), "2": known["2"]}
     third = decide(view(jobs, much_better, nodes(1), previous=first))
     assert gpus_started(third) == {"1": 4}
+
+
+def test_a_start_that_slurm_does_not_carry_out_gives_its_gpus_back() -> None:
+    known = {"1": facts(1, {4: 1.0 * HOUR}), "2": facts(2, {4: 2 * HOUR})}
+    limited = replace(job(1), reason="QOSMaxGRESPerUser")
+    v = view([limited, job(2)], known, nodes(1))
+    first = decide(v, now=0.0)
+    assert gpus_started(first) == {"1": 4}
+    still = decide(replace(v, previous=first), now=100.0)
+    assert gpus_started(still) == {"1": 4}
+    later = decide(replace(v, previous=still), now=130.0)
+    assert gpus_started(later) == {"2": 4}
+    assert later.decisions["1"].verdict is Verdict.RESERVE
+    assert "QOSMaxGRESPerUser" in later.decisions["1"].reason
+    assert decide(replace(v, previous=later), now=1200.0).decisions["1"].verdict is Verdict.RESERVE
+    assert gpus_started(decide(replace(v, previous=later), now=1300.0)) == {"1": 4}
+
+
+def test_an_observer_does_not_take_slurms_silence_for_a_failure() -> None:
+    v = replace(view([job(1)], {"1": facts(1, {4: HOUR})}, nodes(1)), carried_out=False)
+    first = decide(v, now=0.0)
+    assert gpus_started(decide(replace(v, previous=first), now=1e5)) == {"1": 4}
+
+
+def test_a_decision_names_what_speaks_against_more_gpus() -> None:
+    known = {"1": facts(1, {1: 1000.0, 2: 900.0}), "2": facts(2, {1: 1000.0, 2: 800.0})}
+    plan = decide(view([job(1), job(2)], known, nodes(1, gpus=2)))
+    names = [t.name for t in plan.decisions["2"].terms]
+    assert "not 2 GPUs: progress" in names
 
 
 def test_a_job_whose_order_alone_is_ours_is_never_started_or_leased_by_us() -> None:

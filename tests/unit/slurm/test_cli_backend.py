@@ -215,6 +215,7 @@ def test_unchanged_rows_are_not_parsed_again(backend: CliBackend) -> None:
     second = backend.snapshot().jobs
     assert backend.parser.parsed == parsed
     assert first == second
+    assert all(one is other for one, other in zip(first, second, strict=True))
 
 
 def test_rpc_storm(backend: CliBackend, monkeypatch: pytest.MonkeyPatch) -> None:

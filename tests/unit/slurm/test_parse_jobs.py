@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import SourceMissingError
 from slurm_ext.domain.job import Job, JobState
-from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser, observed
+from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser, eligible_at, observed
 from slurm_ext.slurm.rows import SEPARATOR, RowFormat
 
 FORM = RowFormat(COLUMNS, "end0")
@@ -173,11 +173,15 @@ def test_a_row_that_cannot_be_read_is_missing_not_dropped(changes: dict[str, str
 
 def test_whether_a_lease_has_passed_is_decided_by_the_clock() -> None:
     job = parsed(EligibleTime="1795979583")
-    assert not observed(job, 1795979582.9, 0, False).eligible
-    assert observed(job, 1795979583.0, 0, False).eligible
-    assert observed(job, 1795979583.0, 7, True).site_factor == 7
+    assert not eligible_at(job, 1795979582.9)
+    assert eligible_at(job, 1795979583.0)
+    assert observed(job, False, 7, True) == dataclasses.replace(
+        job, eligible=False, site_factor=7, priority_set=True
+    )
+    assert observed(job, True, 0, False) is job
     unset = parsed(EligibleTime="N/A", Reason="Dependency", Dependency="afterok:3(unfulfilled)")
-    assert not observed(unset, 2e9, 0, False).eligible
+    assert not eligible_at(unset, 2e9)
+    assert not eligible_at(parsed(PriorityLong="0", Reason="JobHeldUser"), 2e9)
 
 
 def test_the_cache_gives_equal_jobs_and_stays_bounded() -> None:
