@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ext.domain.codec import dumps, loads
 from slurm_ext.domain.configuration import Candidate, Configuration
 from slurm_ext.domain.directive import parse_options

@@ -61,6 +61,40 @@ def test_a_candidate_without_a_seat_is_replaced_by_one_that_has_one() -> None:
     assert "2 times" in plan.solves[0].note
 
 
+def test_a_gang_starts_whole_or_waits_and_says_so() -> None:
+    # Seven of eight GPUs are free: nothing of an eight-GPU job starts.
+    known = {"1": facts(1, {8: HOUR})}
+    plan = decide(view([job(1, 8)], known, nodes(2, used=[1])))
+    assert gpus_started(plan) == {}
+    assert "at least 8 GPU" in plan.decisions["1"].waits_for
+
+
+def test_a_stream_of_short_jobs_cannot_starve_a_large_one() -> None:
+    # One GPU job ends and one arrives every minute; the large job has waited past its limit.
+    now, large = 10 * HOUR, facts(1, {8: HOUR}, since=0.0)
+    busy = [
+        Job(
+            str(90 + i),
+            90 + i,
+            "bob",
+            ("main",),
+            JobState.RUNNING,
+            0.0,
+            gpus=1,
+            node_names=(f"n{i // 4:02d}",),
+        )
+        for i in range(7)
+    ]
+    ends = {job.job_id: now + 60.0 * (i + 1) for i, job in enumerate(busy)}
+    known = {"1": large, "2": facts(2, {1: 500.0}, since=now - 1), "3": facts(3, {1: 300.0})}
+    known["3"] = replace(known["3"], waiting_since_s=now - 1)
+    v = view([*busy, job(1, 8), job(2), job(3)], known, nodes(2, used=[4, 3]), free_at=ends)
+    plan = decide(v, now=now, waiting_limit_s=5 * HOUR)
+    assert plan.decisions["1"].verdict is Verdict.RESERVE
+    # The last of the running jobs ends in 420 s: 300 s fit before that, 500 s do not.
+    assert gpus_started(plan) == {"3": 1}
+
+
 def test_what_does_not_start_waits_under_a_lease_and_is_told_why() -> None:
     known = {n: facts(int(n), {4: HOUR * int(n)}) for n in ("1", "2", "3")}
     plan = decide(view([job(1), job(2), job(3)], known, nodes(1)))

@@ -216,3 +216,15 @@ def test_changed_tasks_refuse_the_whole_update_of_a_running_job() -> None:
     # Equal values are no guard: this one takes a node and the ranks on it.
     assert write(slurm, job, NumNodes="1", NumTasks="8")
     assert slurm.shrunk == [job]
+
+
+def test_nodes_min() -> None:
+    """Case nodes>min: a pin of more nodes than the job may have never starts; so does the fake."""
+    slurm = FakeSlurm()
+    job = slurm.submit(gpus=4, nodes=1)
+    assert write(slurm, job, ReqNodeList="n01,n02")
+    slurm.advance(100)
+    assert slurm.find(job).state is JobState.PENDING
+    assert write(slurm, job, ReqNodeList="n02")
+    slurm.advance(1)
+    assert slurm.jobs([job])[0].node_names == ("n02",)

@@ -142,6 +142,15 @@ def test_features_may_hold_the_signs_of_other_formats() -> None:
     assert parsed(Feature="a100|h100&nvlink").features == "a100|h100&nvlink"
 
 
+def test_multi_qos_reload() -> None:
+    """Case multi-qos reload: of a job with several QOS none is taken for the only one.
+
+    After a restart slurmctld charges such a job to the first of them; whoever counts use must see
+    that there are two. (Use itself is counted from running jobs, never from Slurm's counters.)
+    """
+    assert parsed(QOS="high,normal").qos == "high,normal"
+
+
 @pytest.mark.parametrize("state", ["COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "PREEMPTED"])
 def test_a_finished_job_is_no_job(state: str) -> None:
     assert parse_row(FORM, row(State=state)) is None

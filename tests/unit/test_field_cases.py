@@ -1,0 +1,120 @@
+"""Which test stands for which failure that was reported from the field.
+
+The ids are those of real reports in public trackers; each stands for a whole kind of failure. A
+case that belongs to a part that does not exist yet is listed in LATER, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# id -> (what happens if one is careless, file, name of the test)
+CASES = {
+    "badconstraints-exclusive": (
+        "an exclusive job requeued after a node failure is taken for a held one",
+        "tests/unit/slurm/test_parse_jobs.py",
+        "test_badconstraints_exclusive_is_no_hold",
+    ),
+    "hold-then-priority": (
+        "a write lifts or freezes a job that somebody holds",
+        "tests/fakes/contract.py",
+        "test_a_person_s_hold_is_seen_as_one",
+    ),
+    "freeze": (
+        "Priority= takes a job out of multifactor for good",
+        "tests/unit/slurm/test_parse_rest.py",
+        "test_freeze",
+    ),
+    "eligible-121s": (
+        "a requeued job is not eligible for two minutes and nobody plans with that",
+        "tests/unit/control/test_reconcile.py",
+        "test_slurms_requeue_delay_is_lifted_for_a_start",
+    ),
+    "nodes>min": (
+        "more required nodes than the node count keep a job pending for ever",
+        "tests/unit/control/test_reconcile.py",
+        "test_pins_are_never_longer_than_the_node_count",
+    ),
+    "hostlist-leading-zero": (
+        "n[09-10] becomes n010",
+        "tests/unit/domain/test_nodelist.py",
+        "test_expand",
+    ),
+    "gpus-not-in-%b": (
+        "--gpus jobs count as jobs without GPUs",
+        "tests/unit/slurm/test_parse_jobs.py",
+        "test_gpus_not_in_percent_b",
+    ),
+    "gpu-vanished": (
+        "a node that lost a GPU still gets work",
+        "tests/unit/slurm/test_parse_nodes.py",
+        "test_gpu_vanished",
+    ),
+    "multi-qos reload": (
+        "usage counters are wrong after a restart of slurmctld",
+        "tests/unit/control/test_limits.py",
+        "test_jobs_that_were_let_go_count_as_running",
+    ),
+    "json-list-state": (
+        "job_state is a string or a list",
+        "tests/unit/slurm/test_state.py",
+        "test_json_list_state",
+    ),
+    "json-24.05": (
+        "numbers are numbers or objects",
+        "tests/unit/slurm/test_json_documents.py",
+        "test_json_24_05_numbers",
+    ),
+    "squeue-gone-id": (
+        "one purged job id fails the whole call",
+        "tests/fakes/contract.py",
+        "test_squeue_gone_id",
+    ),
+    "rpc-storm": (
+        "one command per job and poll",
+        "tests/unit/slurm/test_cli_backend.py",
+        "test_rpc_storm",
+    ),
+    "spank-error": (
+        "an error on the remote side drains the node",
+        "spank/tests/test_plugin.c",
+        "nothing_fails_on_a_compute_node",
+    ),
+    "gang-floor-blocks": (
+        "a job is started in part, or nothing is decided at all",
+        "tests/unit/policy/test_titan.py",
+        "test_a_gang_starts_whole_or_waits_and_says_so",
+    ),
+    "starvation": (
+        "a large job waits for ever behind a stream of small ones",
+        "tests/unit/policy/test_titan.py",
+        "test_a_stream_of_short_jobs_cannot_starve_a_large_one",
+    ),
+}
+
+LATER = {
+    "sig-array, sig-usr1-nccl, sig-handler-work, sig-term-only, sig-one-rank, sig-in-collective,"
+    " sig-30s, sig-bash, sig-step-race, preempt-cancel-cluster, preempt-het, requeue-storm,"
+    " log-overwrite": ("the rank wrapper"),
+    "ckpt-atomic, ckpt-pile, pause-lock-peers, pause-restore-fails, pause-nvls, watchdog,"
+    " pg-abort-kills, timeout-order": "checkpoints and coordinated pause",
+    "hot-spare-extra, straggler-hidden, ckpt-aware-victim": "fail-slow detection and preemption",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_case_has_its_test(case: str) -> None:
+    _, path, name = CASES[case]
+    text = (ROOT / path).read_text(encoding="utf-8")
+    assert name in text, f"{case}: {path} has no {name}"
+
+
+def test_no_case_is_listed_twice() -> None:
+    later = [word for words in LATER for word in re.split(r",\s*", words)]
+    assert len(later) == len(set(later))
+    assert not set(later) & set(CASES)
