@@ -9,5 +9,13 @@ from slurm_ext.slurm.process import CommandRunner
 
 
 def open_backend(config: Config) -> Backend:
-    """The backend of this machine."""
-    return CliBackend(CommandRunner(config.command_timeout_s))
+    """The backend that the configuration names.
+
+    Raises SourceMissingError where that is pyslurm, and it is absent or of another release.
+    """
+    runner = CommandRunner(config.command_timeout_s)
+    if config.backend == "pyslurm":
+        from slurm_ext.slurm.pyslurm_backend import PyslurmBackend
+
+        return PyslurmBackend(runner)
+    return CliBackend(runner)

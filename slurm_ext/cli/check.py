@@ -182,6 +182,15 @@ def _release(slurm: SlurmConfig) -> Line:
 
 
 def _scheduler(slurm: SlurmConfig, *, resizing: bool) -> Iterator[Line]:
+    tracked = slurm.get("AccountingStorageTRES")
+    if "gres/gpu" in tracked.lower():
+        yield _ok("AccountingStorageTRES", tracked)
+    else:
+        yield _advice(
+            "AccountingStorageTRES",
+            tracked or "empty",
+            "add gres/gpu, so that GPUs are accounted, limited and read exactly",
+        )
     parameters = slurm.scheduler_parameters
     if slurm.scheduler_type != "backfill":
         yield _advice(

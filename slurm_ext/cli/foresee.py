@@ -15,21 +15,13 @@ import pwd
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 from slurm_ext.cli.backend import open_backend
-from slurm_ext.cli.explain import (
-    considered_lines,
-    estimate_lines,
-    is_stale,
-    place_line,
-    solve_line,
-    start_line,
-    starts_now,
-    terms_lines,
-)
+from slurm_ext.cli.explain import is_stale
+from slurm_ext.cli.foretold import Forecast, as_document, tell
 from slurm_ext.cli.lenient import LenientBackend
 from slurm_ext.cli.trial import Trial, submitter, try_out
 from slurm_ext.control.config import Config, load_config
@@ -37,9 +29,7 @@ from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import SlurmFacts, facts_from
 from slurm_ext.control.spool import Inbox, Spool, SpoolThread, read_cluster
 from slurm_ext.control.whatif import Submitter, empty_cluster, foretell, job_of
-from slurm_ext.domain.codec import plain
 from slurm_ext.domain.directive import Directive, RequestedShape
-from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
 from slurm_ext.domain.errors import (
     DataError,
     DirectiveError,
@@ -47,12 +37,10 @@ from slurm_ext.domain.errors import (
     SourceMissingError,
 )
 from slurm_ext.domain.forms import form_of
-from slurm_ext.domain.job import Job, ShapeKind
-from slurm_ext.domain.nodelist import fold
+from slurm_ext.domain.job import Job
 from slurm_ext.domain.options import OPTIONS
-from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.script import BatchScript, parse_script
-from slurm_ext.domain.spans import about, counted
+from slurm_ext.domain.spans import about
 from slurm_ext.estimate.remaining import EstimateSources
 from slurm_ext.estimate.table import Content, read_table
 from slurm_ext.slurm.backend import Backend
@@ -60,51 +48,11 @@ from slurm_ext.slurm.facts import SlurmConfig
 from slurm_ext.slurm.process import CommandRunner
 
 T = TypeVar("T")
-# The submit grace of job_submit.lua shows in Slurm's expected start; it is no wait.
-_AT_ONCE_S = 10.0
 _NO_HABITS = "times are not corrected by how your earlier jobs went: only the daemon knows that"
 # GPUs of a node where neither Slurm nor the table tells.
 _USUAL_GPUS = 4
 _OURS = re.compile(r"^#SBATCH\b.*(?:--ft-|\bft:)", re.MULTILINE)
 _HETEROGENEOUS = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\b", re.MULTILINE)
-_FORMS = {
-    ShapeKind.RANK_PER_GPU: "one rank per GPU",
-    ShapeKind.LAUNCHER_PER_NODE: "one launcher per node",
-    ShapeKind.SINGLE_NODE: "all ranks on one node",
-    ShapeKind.TASKS_PER_NODE: "a fixed number of ranks per node",
-    ShapeKind.FIXED: "",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """Everything that is known about a script that is not submitted.
-
-    ``ours`` tells whether it carries a directive. ``document`` is the plan document that it would
-    get, ``None`` where it would be refused or is not ours. ``where_known`` is false where Slurm
-    could not be asked, so that the document holds estimates only. ``acts`` tells
-    whether the daemon would carry the plan out.
-    """
-
-    script: str
-    now: float
-    trial: Trial
-    submitted: RequestedShape | None = None
-    kind: ShapeKind = ShapeKind.FIXED
-    ours: bool = False
-    job: Job | None = None
-    document: PlanDocument | None = None
-    where_known: bool = True
-    acts: bool = False
-    others: int = 0
-    whole: ClusterDocument | None = None
-    cycle_s: float = 0.0
-    notes: tuple[str, ...] = ()
-
-    @property
-    def refused(self) -> bool:
-        """Whether a submission would fail."""
-        return self.trial.accepted is False
 
 
 def foresee(path: Path, config_path: Path | None, *, as_json: bool = False) -> int:
@@ -143,7 +91,7 @@ def forecast(
         Trial(None),
         shape,
         kind,
-        ours=_OURS.search(text) is not None,
+        left="" if _OURS.search(_header(text)) else "it has no --ft-* option",
         cycle_s=config.cycle_s,
         notes=tuple(_notes_about(script, os.environ)),
     )
@@ -161,10 +109,16 @@ def forecast(
     job = job_of(script, shape, who, seen.snapshot, now)
     if trial.partition and not script.partitions:
         job = replace(job, partitions=(trial.partition,))
-    if _HETEROGENEOUS.search(text):
+    if _HETEROGENEOUS.search(_header(text)):
         job = replace(job, het_job_id=0)
     base = replace(base, job=job, notes=(*base.notes, *([unknown] if unknown else ())))
-    if not base.ours:
+    if "lua" not in seen.slurm.job_submit_plugins:
+        # What the Lua module would have recorded is missing: such jobs are ordered at most.
+        directive = script.directive
+        if not config.read_comments and not base.left:
+            unseen = "job_submit.lua is not set up, so that its --ft-* options would not be seen"
+            base = replace(base, left=unseen)
+    if base.left:
         return base
     return _planned(base, job, directive, seen, spool, config)
 
@@ -215,7 +169,7 @@ def _without_slurm(
 ) -> Forecast:
     """Estimates alone, on empty nodes such as the table knows."""
     base = replace(base, trial=Trial(None, (why,)), where_known=False)
-    if not base.ours:
+    if base.left:
         return base
     notes, missing = list(base.notes), ""
     try:
@@ -250,6 +204,13 @@ def _without_slurm(
     return replace(base, document=told.document, job=job, notes=tuple(notes))
 
 
+def _header(text: str) -> str:
+    """The lines in which sbatch looks for options."""
+    lines = text.splitlines()
+    end = next((n for n, line in enumerate(lines) if line.strip() and line[0] != "#"), len(lines))
+    return "\n".join(lines[:end])
+
+
 def _user(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
@@ -274,140 +235,3 @@ def _notes_about(script: BatchScript, environ: Mapping[str, str]) -> Iterator[st
             f"{', '.join(twins)} in your environment fills in what the script leaves out; that is"
             " not counted here"
         )
-
-
-# -- telling -------------------------------------------------------------------------------------
-
-
-def tell(found: Forecast) -> Iterator[str]:
-    """The forecast, line by line. Pure."""
-    yield _headline(found)
-    if found.refused:
-        for words in found.trial.words[1:]:
-            yield f"  {words}"
-        return
-    yield from _asked(found)
-    document = found.document
-    if document is None:
-        yield "  Plan    it has no --ft-* option: slurm-ext would leave it to Slurm"
-        yield from _slurm_line(found)
-    else:
-        if found.where_known:
-            yield from _now(found, document)
-            yield from _slurm_line(found)
-        if document.decision.verdict is not Verdict.LEAVE:
-            yield from estimate_lines(document.decision)
-        yield from considered_lines(document)
-        if found.where_known:
-            yield from terms_lines(document.decision)
-            yield from _basis(found, document)
-    for note in found.notes:
-        yield f"  Note    {note}"
-
-
-def _headline(found: Forecast) -> str:
-    name, trial = found.script, found.trial
-    if trial.accepted is False:
-        return f"{name}: would be refused: {trial.words[0]}"
-    if trial.accepted is None:
-        why = trial.words[0] if trial.words else "sbatch could not be asked"
-        return f"{name}: its options are right; whether Slurm would take it is not known: {why}"
-    return f"{name}: would be accepted"
-
-
-def _asked(found: Forecast) -> Iterator[str]:
-    shape, job = found.submitted, found.job
-    if shape is None:
-        return
-    text = f"  Asks    {counted(shape.gpus, 'GPU')} on {counted(shape.nodes, 'node')}"
-    if _FORMS[found.kind]:
-        text += f", {_FORMS[found.kind]}"
-    if job is not None and found.where_known:
-        text += f", in partition {job.partition or ' or '.join(job.partitions) or '(unknown)'}"
-        if job.account:
-            text += f", account {job.account}"
-        if job.qos:
-            text += f", QOS {job.qos}"
-    yield text
-    for words in found.trial.words if found.trial.accepted else ():
-        yield f"          {words}"
-
-
-def _now(found: Forecast, document: PlanDocument) -> Iterator[str]:
-    decision = document.decision
-    gpus = decision.configuration.gpus if decision.configuration else document.requested_gpus
-    where = f" on {fold(decision.nodes)}" if decision.nodes else ""
-    if decision.verdict is Verdict.LEAVE:
-        yield f"  Plan    slurm-ext would leave it to Slurm: {decision.reason}"
-        return
-    asked = document.requested_gpus
-    submitted = "as submitted" if gpus == asked else f"{asked} submitted"
-    if starts_now(decision):
-        soon = f"within {about(max(1.0, 2 * found.cycle_s))}" if found.acts else "at once"
-        yield f"  Start   {soon}, with {counted(gpus, 'GPU')}{where} ({submitted})"
-        yield f"          {decision.reason}"
-    else:
-        if decision.expected_start_s is None:
-            yield "  Start   it would wait; for how long cannot be told"
-        else:
-            yield start_line(decision.expected_start_s, found.now)
-        yield f"  Waits   for {decision.waits_for or 'its turn'}"
-        yield f"  GPUs    {gpus} likely ({submitted}): {decision.reason}"
-    counts = sorted({c.gpus for c in document.candidates})
-    if len(counts) > 1:
-        yield f"          counts it may get: {', '.join(map(str, counts))}"
-    for reason in document.permit.reasons:
-        yield f"          {reason}"
-    yield from place_line(document)
-    if found.others:
-        jobs = counted(found.others, "other waiting job")
-        are = "is" if found.others == 1 else "are"
-        yield (
-            f"          {jobs} {are} not planned by slurm-ext: Slurm's priorities decide about the"
-            " order"
-        )
-
-
-def _slurm_line(found: Forecast) -> Iterator[str]:
-    trial = found.trial
-    if trial.start_s is None:
-        return
-    left = trial.start_s - found.now
-    when = f"in {about(left)}" if left > _AT_ONCE_S else "at once"
-    yield (
-        f"  Alone   Slurm by itself would start it {when} on {trial.nodes} as submitted, other"
-        " waiting jobs not counted"
-    )
-
-
-def _basis(found: Forecast, document: PlanDocument) -> Iterator[str]:
-    job, whole = found.job, found.whole
-    partition = job.partition if job is not None else ""
-    if found.acts:
-        word = f"the daemon acts in partition {partition} and would carry this out"
-    elif whole is None:
-        word = "no daemon is at work: it would run as submitted, in Slurm's own order"
-    elif document.mode is Mode.RELEASED:
-        word = "an administrator took everything back: it would run as submitted"
-    else:
-        word = f"the daemon only observes partition {partition}: it would run as submitted"
-    yield f"  Plan    by policy {document.policy}, worked out now; {word}"
-    yield from solve_line(document)
-
-
-def as_document(found: Forecast) -> dict[str, object]:
-    """The forecast for programs."""
-    document = found.document
-    return {
-        "script": found.script,
-        "accepted": found.trial.accepted,
-        "messages": list(found.trial.words),
-        "submitted": plain(found.submitted),
-        "shape": found.kind.value,
-        "slurm_start_s": found.trial.start_s,
-        "slurm_nodes": found.trial.nodes,
-        "acts": found.acts,
-        "starts_known": found.where_known,
-        "plan": None if document is None else json.loads(document.to_json()),
-        "notes": list(found.notes),
-    }

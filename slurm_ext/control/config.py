@@ -213,6 +213,12 @@ class Config(BaseModel):
         Path("/run/slurm-ext/heartbeat"),
         "File that every complete cycle touches; slurm-ext release --if-stale looks at its age.",
     )
+    backend: Literal["cli", "pyslurm"] = _key(
+        "cli",
+        "How Slurm is reached. cli runs Slurm's commands. pyslurm reads comments through libslurm"
+        " where a pyslurm of exactly Slurm's release is installed, and runs the commands for the"
+        " rest.",
+    )
     command_timeout_s: float = _key(
         10.0,
         "Longest time that one Slurm command may take; then its answer counts as missing and the"

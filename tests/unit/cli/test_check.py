@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from slurm_ext.cli import check
+from slurm_ext.cli.backend import open_backend
 from slurm_ext.cli.check import Level, cluster_questions, grace, lua, rights, slurm_questions
 from slurm_ext.control.config import Config
 from slurm_ext.control.heartbeat import beat
 from slurm_ext.control.locks import FileLock, life_lock
-from slurm_ext.domain.errors import SlurmCommandError
+from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.slurm.facts import Identity, SlurmConfig
 from tests.fakes.slurm import FakeSlurm
 
 GOOD = {
     "prioritytype": "priority/multifactor",
     "schedulertype": "sched/backfill",
+    "accountingstoragetres": "cpu,mem,energy,node,billing,gres/gpu",
     "priorityflags": "ACCRUE_ALWAYS",
     "accountingstorageenforce": "associations,limits,qos",
     "schedulerparameters": "disable_job_shrink,bf_max_job_test=1000,default_queue_depth=2000",
@@ -46,6 +48,7 @@ def test_a_good_cluster_is_ok_in_every_line():
         ({"prioritysitefactorplugin": "site_factor/x"}, "site_factor", Level.MEND),
         ({"priorityflags": ""}, "leases", Level.MEND),
         ({"schedulertype": "sched/builtin"}, "SchedulerType", Level.ADVICE),
+        ({"accountingstoragetres": "cpu,mem"}, "AccountingStorageTRES", Level.ADVICE),
         (
             {"schedulerparameters": "disable_job_shrink,default_queue_depth=1000"},
             "bf_max_job_test",
@@ -225,3 +228,9 @@ def test_nothing_that_check_asks_creates_a_file(tmp_path):
     list(check._local(config))
     left = {name for name in os.listdir(tmp_path) if not name.endswith(".lock")}
     assert left == set()
+
+
+def test_the_backend_is_the_one_of_the_configuration():
+    assert open_backend(Config()).name == "cli"
+    with pytest.raises(SourceMissingError):  # no Slurm here, or no pyslurm of its release
+        open_backend(Config(backend="pyslurm", command_timeout_s=1))

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from slurm_ext.cli import foresee
-from slurm_ext.cli.foresee import Forecast, as_document, forecast, tell
+from slurm_ext.cli.foresee import forecast
+from slurm_ext.cli.foretold import Forecast, as_document, tell
 from slurm_ext.cli.main import main
 from slurm_ext.cli.trial import Trial, submitter, try_out
 from slurm_ext.control.spool import read_plan
@@ -231,10 +232,11 @@ def test_a_silent_daemon_is_told(bench):
 
 def test_a_script_without_a_directive_is_slurms(bench):
     _empty(bench)
-    text = "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1\nsrun true\n"
+    # sbatch reads no option behind the first command.
+    text = "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1\nsrun true\n#SBATCH --ft-gpus=auto\n"
     found = ask(bench, text)
     assert found.document is None
-    assert "it has no --ft-* option: slurm-ext would leave it to Slurm" in words(found)
+    assert "slurm-ext would leave it to Slurm: it has no --ft-* option" in words(found)
     assert "Alone   Slurm by itself would start it" in words(found)
 
 
@@ -262,6 +264,18 @@ def test_no_time_limit_is_the_partitions(bench):
     found = ask(bench, SCRIPT.replace(" --time=120", ""))
     assert found.job.time_limit_s == 7200.0
     assert any("no --time" in note for note in found.notes)
+
+
+def test_without_the_lua_module_nothing_is_seen_or_only_ordered(tmp_path):
+    bench = Bench(tmp_path)
+    bench.slurm.config["jobsubmitplugins"] = "(null)"
+    _empty(bench)
+    assert "leave it to Slurm: job_submit.lua is not set up" in words(ask(bench))
+    bench.config = bench.config.model_copy(update={"read_comments": True})
+    script = "#!/bin/bash\n#SBATCH --comment='ft: model=vit samples=36000 batch=256 gpus=auto'\n"
+    found = ask(bench, script + "#SBATCH -n4 --gpus-per-task=1 --time=120\n")
+    assert found.document.decision.verdict is Verdict.ORDER
+    assert "job_submit.lua did not see its submission" in words(found)
 
 
 def test_limits_refuse_counts(tmp_path):
