@@ -39,6 +39,7 @@ from slurm_ext.domain.errors import (
 from slurm_ext.domain.forms import form_of
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.options import OPTIONS
+from slurm_ext.domain.request import table_path
 from slurm_ext.domain.script import BatchScript, parse_script
 from slurm_ext.domain.spans import about
 from slurm_ext.estimate.remaining import EstimateSources
@@ -59,7 +60,7 @@ def foresee(path: Path, config_path: Path | None, *, as_json: bool = False) -> i
     """Tell about a script that is not submitted yet; 1 where it would be refused."""
     # Observing logs what it cannot read; here the same is told as a note.
     logging.getLogger("slurm_ext").addHandler(logging.NullHandler())
-    config = load_config(config_path)
+    config = _with_readable_table(load_config(config_path))
     found = forecast(
         path, config, open_backend(config), CommandRunner(config.command_timeout_s), time.time()
     )
@@ -69,6 +70,14 @@ def foresee(path: Path, config_path: Path | None, *, as_json: bool = False) -> i
         for line in tell(found):
             print(line)
     return 1 if found.refused else 0
+
+
+def _with_readable_table(config: Config) -> Config:
+    """The daemon's table, or the copy in the spool where that is out of reach from here."""
+    copy = Path(table_path(config.spool))
+    if os.access(config.table, os.R_OK) or not os.access(copy, os.R_OK):
+        return config
+    return config.model_copy(update={"table": copy})
 
 
 def forecast(

@@ -43,6 +43,7 @@ from slurm_ext.domain.request import (
     parse_pin_request,
     plan_path,
     request_path,
+    table_path,
     user_dir,
 )
 
@@ -112,15 +113,19 @@ class Spool:
         """Replace the documents of these jobs."""
         for document in documents:
             path = Path(plan_path(self.root, document.base_id))
-            self._replace(path, document.to_json())
+            self._replace(path, document.to_json().encode() + b"\n")
+
+    def write_table(self, content: bytes) -> None:
+        """Replace the copy of the throughput table that users read."""
+        self._replace(Path(table_path(self.root)), content)
 
     def write_cluster(self, document: ClusterDocument) -> None:
         """Replace the document of the whole."""
-        self._replace(Path(cluster_path(self.root)), document.to_json())
+        self._replace(Path(cluster_path(self.root)), document.to_json().encode() + b"\n")
 
-    def _replace(self, path: Path, text: str) -> None:
+    def _replace(self, path: Path, content: bytes) -> None:
         try:
-            replace_file(path, text.encode() + b"\n", mode=DOCUMENT_MODE)
+            replace_file(path, content, mode=DOCUMENT_MODE)
         except OSError as exc:
             raise SourceMissingError(str(path), f"cannot be written: {exc}") from exc
 

@@ -23,6 +23,9 @@ from slurm_ext.control.spool import Spool, SpoolThread
 from slurm_ext.domain.document import ClusterDocument, Mode
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.plan import Decision, Verdict
+from slurm_ext.estimate.index import ThroughputIndex
+from slurm_ext.estimate.remaining import EstimateSources
+from slurm_ext.estimate.table import table_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -36,12 +39,14 @@ class Teller:
         self._news = DecisionLog()
         self._keeper = DocumentKeeper()
         self._told = ""
+        self._shown_index: ThroughputIndex | None = None
         self.spool: SpoolThread | None = None
         self.prepare()
 
     def reconfigure(self, config: Config) -> None:
         """Take over a configuration."""
         self._config = config
+        self._shown_index = None  # the new spool may have no copy of the table
         self.spool = None
         self.prepare()
 
@@ -123,6 +128,19 @@ class Teller:
             verdicts=dict(Counter(d.verdict.value for d in shown.plan.decisions.values())),
         )
         self._to_spool(lambda spool: spool.write_cluster(whole))
+        self._show_table(seen.sources)
+
+    def _show_table(self, sources: EstimateSources) -> None:
+        """Copy the throughput table into the spool when it was read anew: it lies out of reach."""
+        if sources.index is self._shown_index or sources.missing:
+            return
+        try:
+            content = table_bytes(self._config.table)
+        except (DataError, SourceMissingError) as exc:
+            self._complain(str(exc))
+            return
+        if self._to_spool(lambda spool: spool.write_table(content)):
+            self._shown_index = sources.index
 
     def forget(self, gone: frozenset[int]) -> None:
         """Remove the documents of jobs that have long left the queue."""

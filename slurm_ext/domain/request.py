@@ -5,6 +5,7 @@ them from here. Layout below the spool (world-writable and sticky, owned by the 
 
     plans/<job>.json            one plan document per job, owned by the daemon
     plans/cluster.json          what the daemon does as a whole
+    plans/throughput.sqlite     a copy of the throughput table, for explain --script
     <uid>/progress-<id>.json    progress of a running job, owned by the user
     <uid>/request-<job>.json    the user's last request about a job
 
@@ -27,6 +28,7 @@ MAX_PINNED_GPUS = 65536
 
 PLANS = "plans"
 CLUSTER_FILE = "cluster.json"
+TABLE_FILE = "throughput.sqlite"
 PROGRESS_PREFIX = "progress-"
 REQUEST_PREFIX = "request-"
 SUFFIX = ".json"
@@ -75,6 +77,11 @@ def plan_path(spool: PurePath, base_id: int) -> PurePath:
 def cluster_path(spool: PurePath) -> PurePath:
     """What the daemon does as a whole: mode, policy, time of the last plan."""
     return spool / PLANS / CLUSTER_FILE
+
+
+def table_path(spool: PurePath) -> PurePath:
+    """Copy of the throughput table: the table itself lies on a disk that users do not see."""
+    return spool / PLANS / TABLE_FILE
 
 
 def user_dir(spool: PurePath, uid: int) -> PurePath:

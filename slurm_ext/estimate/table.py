@@ -108,6 +108,16 @@ def load_index(path: Path) -> ThroughputIndex:
     return read_table(path).index()
 
 
+def table_bytes(path: Path) -> bytes:
+    """The whole table as one file's content, for a copy that others may read."""
+    with _explained(path):
+        connection, _ = _open_to_read(path)
+        try:
+            return connection.serialize()
+        finally:
+            connection.close()
+
+
 def table_stamp(path: Path) -> tuple[int, ...]:
     """Numbers that change when the table does; cheap enough to be asked every cycle."""
     stamp: list[int] = []

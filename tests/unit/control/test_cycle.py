@@ -16,7 +16,8 @@ from slurm_ext.domain.document import ENDED, Mode
 from slurm_ext.domain.errors import SolverError, SourceMissingError
 from slurm_ext.domain.job import JobState
 from slurm_ext.domain.plan import Verdict
-from slurm_ext.domain.request import PinRequest
+from slurm_ext.domain.request import PinRequest, table_path
+from slurm_ext.estimate.table import read_table
 from tests.fakes.slurm import Fault
 from tests.unit.control.bench import Bench
 
@@ -447,3 +448,13 @@ def test_directives_in_comments_are_read_where_that_is_switched_on(tmp_path):
         else:
             with pytest.raises(SourceMissingError):
                 read_plan(bench.config.spool, int(job))
+
+
+def test_users_find_a_copy_of_the_table_in_the_spool(bench):
+    bench.cycles()
+    copy = table_path(bench.config.spool)
+    assert read_table(copy) == read_table(bench.config.table)
+    assert copy.stat().st_mode & 0o444 == 0o444
+    written = copy.stat().st_mtime_ns
+    bench.cycles()
+    assert copy.stat().st_mtime_ns == written  # only when the table has changed
