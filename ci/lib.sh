@@ -100,7 +100,7 @@ start_docker() {
         die "no Docker engine answers to user $(id -un): start it, add the user to the group docker, or run this as root"
     if ! command -v dockerd >/dev/null; then
         apt_install docker.io || die "could not install docker.io"
-        # In newer releases the client, which `python -m ci.cluster enter` wants, is a package of its own.
+        # In newer releases the client, which `ci/slurm enter` wants, is a package of its own.
         if ! command -v docker >/dev/null && apt-cache show docker-cli >/dev/null 2>&1; then
             apt_install docker-cli || say "no docker command: \`python -m ci.cluster enter\` will not work"
         fi

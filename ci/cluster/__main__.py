@@ -1,4 +1,4 @@
-"""Command line for people: `python -m ci.cluster up|list|enter|exec|logs|install|down|image`."""
+"""Command line for people: `ci/slurm up|list|enter|exec|logs|install|down|image`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m ci.cluster", description=__doc__)
+    parser = argparse.ArgumentParser(prog="ci/slurm", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     up = commands.add_parser("up", help="start a cluster that stays up, and print its name")
@@ -124,13 +124,13 @@ def _up(args: argparse.Namespace) -> None:
     if args.product:
         cluster.install_product()
     _say(f"up in {time.monotonic() - started:.1f} s; enter it with")
-    _say(f"  python -m ci.cluster enter {cluster.name} -u alice")
+    _say(f"  ci/slurm enter {cluster.name} -u alice")
     print(cluster.name)
 
 
 def _list(_: argparse.Namespace) -> None:
     for name, owner in registry.running().items():
-        print(f"{name}\towner={owner}\tpython -m ci.cluster enter {name}")
+        print(f"{name}\towner={owner}\tci/slurm enter {name} -u alice")
 
 
 def _enter(args: argparse.Namespace) -> None:

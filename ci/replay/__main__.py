@@ -106,9 +106,14 @@ def _removed_at_the_end(stages: Sequence[Stage], keep: bool) -> Iterator[None]:
                 stage.stop()
             elif stage.cluster_name:
                 _say(
-                    f"{stage.variant} stays up: python -m ci.cluster enter {stage.cluster_name} "
-                    f"-u alice; remove it: python -m ci.cluster down {stage.cluster_name}"
+                    f"{stage.variant} stays up: ci/slurm enter {stage.cluster_name} "
+                    f"-u alice; remove it: ci/slurm down {stage.cluster_name}"
                 )
+        if keep:
+            _say(
+                "in there time is compressed, and the throughput table with it: for trying things"
+                " out at real speed use ci/slurm up --product"
+            )
 
 
 def _watch(stages: Sequence[Stage], jobs: Sequence[ReplayJob], longest_s: float) -> None:

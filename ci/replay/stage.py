@@ -150,7 +150,7 @@ class Stage:
 
     @property
     def cluster_name(self) -> str:
-        """Name for `python -m ci.cluster enter`."""
+        """Name for `ci/slurm enter`."""
         return self._cluster.name if self._cluster else ""
 
     # --- the background -------------------------------------------------------------------------

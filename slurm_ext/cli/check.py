@@ -20,6 +20,7 @@ from pathlib import Path
 from slurm_ext.cli.backend import open_backend
 from slurm_ext.cli.daemon import add_config_options
 from slurm_ext.control.config import Act, Config, load_config
+from slurm_ext.control.files import is_there
 from slurm_ext.control.heartbeat import is_stale, last_beat
 from slurm_ext.control.journal import Journal
 from slurm_ext.control.locks import daemon_lives
@@ -307,7 +308,8 @@ def grace(path: Path, ours_s: float) -> Line:
         text = ""
     except OSError as exc:
         return _advice("submit grace", f"{path}: {exc.strerror}", "look on slurmctld's machine")
-    found = re.search(r"^\s*submit_grace_s\s*=\s*([0-9.]+)", text, re.MULTILINE)
+    code = re.sub(r"--.*", "", text)  # Lua's comments
+    found = re.search(r"\bsubmit_grace_s\s*=\s*([0-9.]+)", code)
     if found is not None:
         theirs_s = float(found[1])
     if theirs_s == ours_s:
@@ -352,10 +354,7 @@ def _local(config: Config) -> Iterator[Line]:
     yield journal(config)
     yield spool(config)
     yield heartbeat(config)
-    if is_released(config.journal):
-        yield _advice(
-            "released", f"{released_mark(config.journal)} exists", "slurm-ext release --resume"
-        )
+    yield from released(config)
 
 
 def journal(config: Config) -> Line:
@@ -363,7 +362,13 @@ def journal(config: Config) -> Line:
     kind = file_system(config.journal.parent)
     if kind in _SHARED_FILE_SYSTEMS:
         return _mend("journal", f"{config.journal} lies on {kind}", "put it on a local disk")
-    if config.journal.exists():
+    try:
+        there = is_there(config.journal)
+    except DataError as exc:
+        return _mend("journal", f"{exc.place} {exc.reason}", exc.fix)
+    if there and not os.access(config.journal, os.R_OK | os.W_OK):
+        return _mend("journal", f"{config.journal} is not yours", "run as the daemon's user")
+    if there:
         try:
             with Journal(config.journal, config.journal_max_rows) as opened:
                 return _ok("journal", f"{config.journal}: {opened.rows()} rows")
@@ -404,7 +409,10 @@ def spool(config: Config) -> Line:
 
 def heartbeat(config: Config) -> Line:
     """Does a daemon live?"""
-    alive = daemon_lives(config.journal)
+    try:
+        alive = daemon_lives(config.journal)
+    except DataError as exc:
+        return _mend("daemon", f"{exc.place} {exc.reason}", exc.fix)
     last = last_beat(config.heartbeat)
     if not alive:
         return _advice("daemon", "none runs", "systemctl start slurm-ext")
@@ -413,9 +421,19 @@ def heartbeat(config: Config) -> Line:
     return _ok("daemon", f"process {last.pid}, cycle {last.cycle}")
 
 
+def released(config: Config) -> Iterator[Line]:
+    """Did an administrator take everything back?"""
+    try:
+        if is_released(config.journal):
+            mark = released_mark(config.journal)
+            yield _advice("released", f"{mark} exists", "slurm-ext release --resume")
+    except DataError as exc:
+        yield _mend("released", f"{exc.place} {exc.reason}", exc.fix)
+
+
 def file_system(path: Path) -> str:
-    """Type of the file system that holds ``path``, or of its nearest existing parent."""
-    while not path.exists() and path != path.parent:
+    """Type of the file system that holds ``path``, or of the nearest parent that we can see."""
+    while not os.path.exists(path) and path != path.parent:  # unlike Path.exists, it never raises
         path = path.parent
     real = str(path.resolve())
     best, kind = "", ""

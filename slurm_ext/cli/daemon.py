@@ -11,11 +11,10 @@ from pathlib import Path
 from slurm_ext.cli.backend import open_backend
 from slurm_ext.control.config import Config, load_config
 from slurm_ext.control.cycle import Engine
-from slurm_ext.control.locks import FileLock, life_lock
 from slurm_ext.control.logs import setup_logging
 from slurm_ext.control.loop import Loop
 from slurm_ext.control.notify import Notifier
-from slurm_ext.domain.errors import DataError
+from slurm_ext.control.tenure import Tenure
 
 _log = logging.getLogger(__name__)
 
@@ -57,21 +56,38 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the daemon in the foreground."""
 
+    tenure = Tenure()
+
     def read() -> Config:
-        return load_config(args.config, overrides=args.overrides)
+        config = load_config(args.config, overrides=args.overrides)
+        tenure.claim(config)
+        return config
 
-    config = read()
-    setup_logging(config.log_level)
-    lock = FileLock(life_lock(config.journal))
-    if not lock.acquire():
-        raise DataError(str(lock.path), "another daemon runs with this journal", "stop it first")
+    def applied(config: Config) -> None:
+        tenure.keep_only(config)
+        setup_logging(config.log_level)
+
     try:
-        return serve(Engine(config, open_backend(config), observe_only=args.observe), read, args)
+        config = load_config(args.config, overrides=args.overrides)
+        setup_logging(config.log_level)
+        tenure.claim(config)
+        engine = Engine(
+            config,
+            open_backend(config),
+            observe_only=args.observe,
+            prepare_spool=tenure.prepare,
+        )
+        return serve(engine, read, applied, args)
     finally:
-        lock.release()
+        tenure.release()
 
 
-def serve(engine: Engine, read: Callable[[], Config], args: argparse.Namespace) -> int:
+def serve(
+    engine: Engine,
+    read: Callable[[], Config],
+    applied: Callable[[Config], None],
+    args: argparse.Namespace,
+) -> int:
     """Run an engine once or for ever."""
     try:
         if args.once:
@@ -80,12 +96,13 @@ def serve(engine: Engine, read: Callable[[], Config], args: argparse.Namespace) 
             return 1 if report.skipped else 0
         mode = "observes" if args.observe or not engine.config.acting else "acts"
         _log.info("slurm-ext %s every %g s", mode, engine.config.cycle_s)
-        asyncio.run(_forever(engine, read))
+        asyncio.run(_forever(engine, read, applied))
     finally:
         engine.close()
     return 0
 
 
-async def _forever(engine: Engine, read: Callable[[], Config]) -> None:
-    loop = Loop(engine, Notifier(), read, applied=lambda config: setup_logging(config.log_level))
-    await loop.run()
+async def _forever(
+    engine: Engine, read: Callable[[], Config], applied: Callable[[Config], None]
+) -> None:
+    await Loop(engine, Notifier(), read, applied=applied).run()

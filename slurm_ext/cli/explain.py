@@ -24,6 +24,7 @@ from slurm_ext.domain.estimate import Estimate, Source
 from slurm_ext.domain.job import JobState
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Decision, Verdict
+from slurm_ext.domain.request import PLANS
 from slurm_ext.domain.spans import about, counted, moment
 
 _JOB_ID = re.compile(r"^(\d+)(?:_(?:\d+|\[.*\])|\+\d+)?$")
@@ -95,14 +96,16 @@ def document_of(spool: Path, job: str) -> PlanDocument:
     except ProtocolError:
         raise
     except SourceMissingError as exc:
-        if not (spool / "plans").is_dir():
+        try:
+            os.listdir(spool / PLANS)
+        except (FileNotFoundError, NotADirectoryError):
             reason, fix = (
                 f"there is no spool at {spool}",
                 "is the daemon set up, and the spool mounted here? see slurm-ext check",
             )
-        elif not os.access(spool / "plans", os.R_OK):
+        except OSError as no:
             reason, fix = (
-                f"{spool / 'plans'} cannot be read",
+                f"{spool / PLANS} cannot be read: {no.strerror}",
                 "ask the administrator for its rights",
             )
         else:

@@ -34,6 +34,7 @@ from slurm_ext.domain.errors import (
     DataError,
     DirectiveError,
     ProtocolError,
+    SlurmCommandError,
     SourceMissingError,
 )
 from slurm_ext.domain.forms import form_of
@@ -109,7 +110,7 @@ def forecast(
     try:
         seen = Observer(lenient, config, spool).observe(now, {})
     except SourceMissingError as exc:
-        return _without_slurm(base, script, shape, directive, config, str(exc))
+        return _without_slurm(base, script, shape, directive, config, exc)
     trial = try_out(runner, path)
     base = replace(base, trial=trial, notes=(*base.notes, *lenient.notes, *seen.missing))
     if trial.accepted is False:
@@ -174,10 +175,12 @@ def _without_slurm(
     shape: RequestedShape,
     directive: Directive,
     config: Config,
-    why: str,
+    why: SourceMissingError,
 ) -> Forecast:
     """Estimates alone, on empty nodes such as the table knows."""
-    base = replace(base, trial=Trial(None, (why,)), where_known=False)
+    failed = isinstance(why, SlurmCommandError)
+    words = "Slurm was not reachable" if failed else "Slurm did not answer completely"
+    base = replace(base, trial=Trial(None, (words, str(why))), where_known=False)
     if base.left:
         return base
     notes, missing = list(base.notes), ""

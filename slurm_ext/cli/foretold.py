@@ -77,6 +77,9 @@ def tell(found: Forecast) -> Iterator[str]:
         for words in found.trial.words[1:]:
             yield f"  {words}"
         return
+    if found.trial.accepted is None:
+        for words in found.trial.words[1:]:
+            yield f"          {words}"
     yield from _asked(found)
     document = found.document
     if document is None:

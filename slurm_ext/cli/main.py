@@ -9,6 +9,7 @@ stays fast. Exit codes: 0 fine, 1 failed, 2 usage.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
@@ -23,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "queue": ("slurm_ext.cli.queue", "plan and reason of every job"),
     "pin": ("slurm_ext.cli.pin", "keep a job's GPU count, or let it be chosen again"),
     "table": ("slurm_ext.cli.table", "import, list, show and export measured throughputs"),
+    "report": ("slurm_ext.cli.report", "what the accounting of Slurm says about a site"),
+    "simulate": ("slurm_ext.cli.simulate", "replay a recorded workload through the policies"),
     "check": ("slurm_ext.cli.check", "is everything set up? each line ok or how to mend it"),
     "daemon": ("slurm_ext.cli.daemon", "observe the queue and act on it"),
     "release": ("slurm_ext.cli.release", "take back everything of ours at once"),
@@ -67,12 +70,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     except BrokenPipeError:
-        # The reader (head, less) has enough. Python would complain again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()  # the reader (head, less) has enough
+        return 1
+    except OSError as exc:
+        # The last resort: whoever opens a file knows better what it was for, and says so.
+        where = exc.filename or "reading or writing failed"
+        print(
+            f"slurm-ext: error: {where}: {exc.strerror or exc};"
+            " mend the rights or the space there, or run as another user",
+            file=sys.stderr,
+        )
+        _discard_output()
         return 1
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _discard_output() -> None:
+    """Whatever stdout still buffers: Python would complain again when it closes it."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file of the system
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

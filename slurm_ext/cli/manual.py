@@ -31,8 +31,8 @@ from slurm_ext.domain.options import OPTIONS, Option
 from slurm_ext.domain.options_emit import emit_markdown
 from slurm_ext.domain.request import PLANS, PROGRESS_PREFIX, REQUEST_PREFIX, SUFFIX
 
-# Commands that change or look after the daemon; all others are for everybody.
-ADMINISTRATOR = ("daemon", "release", "check")
+# Commands that change or look after the daemon or a site; all others are for everybody.
+ADMINISTRATOR = ("daemon", "release", "check", "report")
 _NOTICE = '.\\" printed by python -m slurm_ext.cli.manual --emit {name}; do not edit'
 _ALSO = {
     "slurm-ext": 1,
@@ -184,7 +184,8 @@ def users_page() -> list[str]:
             " in an ordinary Slurm cluster. Jobs take part through `--ft-*` options of `sbatch`,"
             " see `slurm-ext-directives(7)`. What the daemon has planned for each job, and why,"
             " lies in a spool directory that these commands read. They ask Slurm nothing, so they"
-            " cost slurmctld nothing."
+            " cost slurmctld nothing, but for `slurm-ext explain --script`: it reads the queue as"
+            " `squeue` does and asks `sbatch --test-only`."
         ),
         ".PP",
         marked(

@@ -63,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"job {base_id}: its GPU count may be chosen again, {_from_when(document)}")
     else:
         count = "the submitted GPU count" if args.gpus is None else counted(args.gpus, "GPU")
-        print(f"job {base_id}: keeps {count}, {_from_when(document)}")
+        unsure = (
+            ""
+            if args.gpus is None or not _is_pinned(document)
+            else (f", if it can run on that; slurm-ext explain {base_id} tells after a cycle")
+        )
+        print(f"job {base_id}: keeps {count}, {_from_when(document)}{unsure}")
     return 0
 
 
@@ -75,8 +80,7 @@ def _check(job: str, gpus: int | None, document: PlanDocument, uid: int) -> None
         )
     if document.state == ENDED:
         raise DataError(f"job {job}", "has left the queue", "there is nothing to pin")
-    pinned = document.ours is not None and document.ours.veto
-    if gpus is None or pinned or not document.candidates:
+    if gpus is None or _is_pinned(document) or not document.candidates:
         # While a pin holds, no other count is considered, so the document cannot tell.
         return
     counts = sorted({c.gpus for c in document.candidates} | {document.requested_gpus})
@@ -87,6 +91,10 @@ def _check(job: str, gpus: int | None, document: PlanDocument, uid: int) -> None
             f"choose among {', '.join(map(str, counts))};"
             f" slurm-ext explain {document.base_id} says why",
         )
+
+
+def _is_pinned(document: PlanDocument | None) -> bool:
+    return document is not None and document.ours is not None and document.ours.veto
 
 
 def _from_when(document: PlanDocument | None) -> str:

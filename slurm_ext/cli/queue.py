@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import pwd
 import sys
 import time
 from dataclasses import dataclass
@@ -129,6 +130,9 @@ def run(args: argparse.Namespace) -> int:
             "is the daemon set up? see slurm-ext check",
         ) from exc
     users = _words(args.user)
+    for user in sorted(users - {document.user for document in documents.values()}):
+        if not _known(user):
+            print(f"slurm-ext: warning: -u {user}: there is no such user", file=sys.stderr)
     partitions = _words(args.partition)
     ids = {base_id_of(word) for word in _words(args.jobs)}
     chosen = [
@@ -158,6 +162,14 @@ def run(args: argparse.Namespace) -> int:
     for line in render(rows, pieces, LETTERS, header=not args.noheader):
         print(line)
     return 0
+
+
+def _known(user: str) -> bool:
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return True
 
 
 def _words(text: str | None) -> set[str]:

@@ -58,6 +58,10 @@ def parse_format(text: str, letters: Mapping[str, Column[Row]]) -> tuple[_Piece,
     rest = text[end:]
     if "%" in rest:
         raise _unknown(text, rest[rest.index("%") :], letters)
+    if not pieces:
+        raise FormatError(
+            f"-o {text!r}: names no field; write e.g. %i, there are {_named(letters)}"
+        )
     pieces.append(_Piece(rest))
     return tuple(pieces)
 
@@ -100,5 +104,8 @@ def _fit(value: str, piece: _Piece) -> str:
 
 
 def _unknown(text: str, field: str, letters: Mapping[str, Column[Row]]) -> FormatError:
-    known = " ".join(f"%{letter}" for letter in letters)
-    return FormatError(f"-o {text!r}: {field!r} is not a field; there are {known}")
+    return FormatError(f"-o {text!r}: {field!r} is not a field; there are {_named(letters)}")
+
+
+def _named(letters: Mapping[str, Column[Row]]) -> str:
+    return " ".join(f"%{letter}" for letter in letters)

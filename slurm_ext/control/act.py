@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from slurm_ext.control.decide import Decided
 from slurm_ext.control.ledger import Ledger
@@ -36,12 +36,16 @@ Stage = Callable[[str], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class Acted:
-    """What was written in one cycle. ``failed`` counts what was not read back as written."""
+    """What was written in one cycle. ``failed`` counts what was not read back as written.
+
+    ``refusals`` tells by job what the plan wants and is not done.
+    """
 
     writes: int = 0
     failed: int = 0
     waves: int = 0
     left_out: int = 0
+    refusals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Actor:
@@ -72,6 +76,7 @@ class Actor:
         snapshot = seen.snapshot
         attempted: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         sent: list[ActionResult] = []
+        refused: Sequence[Refusal] = ()
         writes = failed = 0
         for wave in range(MAX_WAVES + 1):
             now = self._clock()
@@ -91,7 +96,8 @@ class Actor:
             )
             failed += sum(row.outcome != "ok" for row in rows)
             if wave == 0:
-                rows += self._new_refusals(found.refusals, cycle, now)
+                refused = found.refusals
+                rows += self._new_refusals(refused, cycle, now)
             actions = [a for a in found.actions if (a.job_id, a.fields) not in attempted]
             for entry in found.entries.values():
                 ledger.put(entry)
@@ -105,7 +111,7 @@ class Actor:
             writes += len(sent)
             with self._stage("act.read_back"):
                 snapshot = replace(snapshot, jobs=self._backend.jobs(), taken_s=self._clock())
-        return Acted(writes, failed, wave, found.left_out)
+        return Acted(writes, failed, wave, found.left_out, _by_job(refused))
 
     def _apply(
         self, actions: Sequence[Action], cycle: int, store: Callable[[Sequence[JournalRow]], None]
@@ -171,6 +177,13 @@ class Actor:
             rows.append(JournalRow(now, cycle, job_id, "refusal", reason))
         self._refusals = current
         return rows
+
+
+def _by_job(refusals: Sequence[Refusal]) -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for refusal in refusals:
+        found[refusal.job_id] = (*found.get(refusal.job_id, ()), refusal.reason)
+    return found
 
 
 def _row(action: Action, outcome: str, cycle: int, now: float) -> JournalRow:

@@ -201,13 +201,20 @@ def _settled(job: Job, entry: LedgerEntry) -> LedgerEntry:
     submitted = entry.submitted
     if submitted is not None and same_size(present_shape(job, submitted.kind), submitted):
         if entry.written is not None and entry.given_back:
-            entry = replace(entry, written=None, written_before=None, tries=0, given_back=False)
+            entry = replace(
+                entry,
+                written=None,
+                written_before=None,
+                tries=0,
+                given_back=False,
+                reason_before="",
+            )
         if entry.written_limit_s is not None and same_limit(
             job.time_limit_s, entry.submitted_limit_s
         ):
             entry = replace(entry, written_limit_s=None, written_limit_before_s=None)
     if job.restarts != entry.attempt and not carries_ours(job, entry):
-        clean = replace(entry, failed=None, tries=0)
+        clean = replace(entry, failed=None, tries=0, unstarted=(), reason_before="")
         # The factor of the earlier attempt is cleared first, see `ranking`.
         entry = clean if entry.factor else replace(clean, attempt=job.restarts)
     return entry

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from slurm_ext.domain.errors import ConfigError
 
@@ -49,8 +58,14 @@ def _key(
     return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+def _no_switch(value: Any) -> Any:
+    """YAML's yes, no, on, off, true and false are booleans, which Python counts as 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("yes, no, true and false are not numbers")
+    return value
+
+
+Positive = Annotated[float, BeforeValidator(_no_switch), Field(gt=0, allow_inf_nan=False)]
 
 
 class PartitionConfig(BaseModel):
@@ -258,6 +273,12 @@ class Config(BaseModel):
         "info", "Least severity that is logged."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        numeric = cls.model_fields[info.field_name or ""].annotation in (int, float)
+        return _no_switch(value) if numeric else value
+
     @field_validator("metrics_listen")
     @classmethod
     def _address(cls, value: str) -> str:
@@ -312,11 +333,8 @@ def load_config(
     main = DEFAULT_PATH if path is None else path
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
-    if main.exists():
-        _merge(values, places, _read_yaml(main), str(main))
-    elif path is not None:
-        raise ConfigError(str(main), "no such file", "write it, or leave the option out")
-    for part in sorted((main.parent / "conf.d").glob("*.yaml")):
+    _merge(values, places, _read_yaml(main, may_be_absent=path is None), str(main))
+    for part in _parts(main.parent / "conf.d"):
         _merge(values, places, _read_yaml(part), str(part))
     for name in sorted(environ):
         if name.startswith(ENVIRONMENT_PREFIX) and name not in ENVIRONMENT_OTHER:
@@ -336,9 +354,26 @@ def load_config(
         raise _explain(exc, places, str(main)) from exc
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _parts(folder: Path) -> list[Path]:
+    """The files of ``conf.d`` in name order. One that cannot be listed is not an empty one."""
+    try:
+        names = sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as exc:
+        raise ConfigError(
+            str(folder), f"cannot be read: {exc.strerror}", "mend its rights"
+        ) from exc
+    return [folder / name for name in names if name.endswith(".yaml")]
+
+
+def _read_yaml(path: Path, *, may_be_absent: bool = False) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        if may_be_absent:
+            return {}
+        raise ConfigError(str(path), "no such file", "write it, or name another") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise ConfigError(str(path), f"cannot be read: {exc}", "mend its rights or text") from exc
     value = _yaml_value(text, str(path))

@@ -25,9 +25,10 @@ from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.released import is_released
 from slurm_ext.control.rules import ActingRules, rules_from
+from slurm_ext.control.spool import Spool
 from slurm_ext.control.tell import Teller
 from slurm_ext.domain.document import Mode
-from slurm_ext.domain.errors import SourceMissingError
+from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.estimate import Source
 from slurm_ext.domain.journal import JournalRow
 from slurm_ext.domain.plan import Plan
@@ -73,8 +74,12 @@ class Engine:
         clock: Callable[[], float] = time.time,
         metrics: Metrics | None = None,
         policy: Policy | None = None,
+        prepare_spool: Callable[[Spool], None] = Spool.prepare,
     ) -> None:
-        """Opens journal and spool. Raises DataError where not even a new journal can be made."""
+        """Opens journal and spool. Raises DataError where not even a new journal can be made.
+
+        ``prepare_spool`` makes the spool usable, whenever it is reached for the first time.
+        """
         self.config = config
         self.metrics = metrics or Metrics()
         self.observe_only = observe_only
@@ -83,12 +88,13 @@ class Engine:
         self._policy = policy or policy_from(config)
         self.memory = Memory(config, clock, self.metrics)
         self._cycle = self.memory.last_cycle
-        self._teller = Teller(config, self.metrics)
+        self._teller = Teller(config, self.metrics, prepare_spool)
         self._observer = Observer(backend, config, self._teller.spool, self.memory.directives())
         self._actor = Actor(backend, clock, self.metrics, self._stage)
         self._previous: Plan | None = None
         self._previous_shown: Plan | None = None
         self._expected_s: dict[str, float] = {}
+        self._beat_told = ""
         if observe_only and self.memory.holds_anything:
             _log.warning(
                 "an acting daemon left writes behind, and --observe changes nothing: run"
@@ -147,13 +153,13 @@ class Engine:
             with self._stage("act"):
                 acted = self._act(seen, decided, rules)
         with self._stage("tell"):
-            teller.documents(seen, shown, memory.ledger, mode, rules, self._cycle)
+            teller.documents(seen, shown, memory.ledger, mode, rules, self._cycle, acted.refusals)
             teller.measure(seen, shown, memory.ledger)
             self._forget(seen)
         self._previous = decided.plan
         self._expected_s = _expected(shown)
         with self._stage("beat"):
-            beat(self.config.heartbeat, self._clock(), self.config.lease_s, self._cycle)
+            self._beat()
         return Report(
             self._cycle,
             jobs=len(shown.plan.decisions),
@@ -162,6 +168,17 @@ class Engine:
             changed=len(changed),
             mode=mode,
         )
+
+    def _beat(self) -> None:
+        """Beat; a file that cannot be written is told once, and the release timer will act."""
+        try:
+            beat(self.config.heartbeat, self._clock(), self.config.lease_s, self._cycle)
+        except DataError as exc:
+            if str(exc) != self._beat_told:
+                _log.error("heartbeat: %s; slurm-ext release --if-stale takes us for gone", exc)
+            self._beat_told = str(exc)
+        else:
+            self._beat_told = ""
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -12,18 +12,28 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_ext.control.config import Config
-from slurm_ext.control.limits import Usage, allowed_counts, usage_of
+from slurm_ext.control.growth import GrowthGuard
+from slurm_ext.control.limits import (
+    Size,
+    Usage,
+    allowed_counts,
+    let_go_of,
+    present_size,
+    size_of,
+    usage_of,
+)
 from slurm_ext.control.observe import Observation
+from slurm_ext.control.offers import Offers
 from slurm_ext.control.permits import SlurmFacts, classify
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
-from slurm_ext.control.shapes import possible_counts
-from slurm_ext.control.submitted import frame_of, offered_counts
-from slurm_ext.domain.configuration import Candidate
+from slurm_ext.control.shapes import possible_counts, shape_for
+from slurm_ext.control.submitted import Frame, frame_of, offered_counts
+from slurm_ext.domain.configuration import Candidate, Configuration
 from slurm_ext.domain.directive import Directive, GpuRequestKind
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ext.domain.estimate import Estimate
@@ -33,6 +43,7 @@ from slurm_ext.domain.node import Pool
 from slurm_ext.domain.plan import Decision, Plan, Verdict
 from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.estimate.enumerate import consolidated
 from slurm_ext.estimate.remaining import candidates, ends_at
 from slurm_ext.policy.srtf import SrtfPolicy
 from slurm_ext.policy.titan import TitanConfig, TitanPolicy
@@ -112,25 +123,31 @@ def decide(
     policy: Policy,
     previous: Plan | None,
     carried_out: bool = True,
+    also_planned: Collection[str] = (),
 ) -> Decided:
-    """Plan for every pending job that is ours; ``carried_out`` is false for a plan only shown."""
-    index = PoolIndex(seen.snapshot)
-    usage = usage_of(seen.snapshot)
+    """Plan for every pending job that is ours; ``carried_out`` is false for a plan only shown.
+
+    ``also_planned`` are jobs without a directive here that the daemon plans nevertheless.
+    """
     found = _Facts()
     for job in seen.snapshot.pending():
         directive = seen.directives.get(job.job_id)
-        entry = ledger.get(job.job_id)
-        if directive is None:
-            if job.job_id in seen.broken:
-                reason = f"its directive is unusable: {seen.broken[job.job_id]}"
-                found.permits[job.job_id] = Permit(order=False, reasons=(reason,))
-                found.facts[job.job_id] = JobFacts((), found.permits[job.job_id], job.submit_s)
-            continue
-        permit = classify(job, directive, entry, slurm, rules, seen.now)
-        found.permits[job.job_id] = permit
-        found.facts[job.job_id] = _facts(
-            job, directive, entry, permit, index.pool_of(job), seen, usage, config, found
-        )
+        if directive is not None:
+            entry = ledger.get(job.job_id)
+            found.permits[job.job_id] = classify(job, directive, entry, slurm, rules, seen.now)
+        elif job.job_id in seen.broken:
+            reason = f"its directive is unusable: {seen.broken[job.job_id]}"
+            found.permits[job.job_id] = Permit(order=False, reasons=(reason,))
+            found.facts[job.job_id] = JobFacts((), found.permits[job.job_id], job.submit_s)
+    planned = {job_id for job_id, p in found.permits.items() if p.order or p.resize}
+    room = _Room.of(seen.snapshot, ledger, planned.union(also_planned))
+    index = room.index
+    for job in seen.snapshot.pending():
+        directive = seen.directives.get(job.job_id)
+        if directive is not None:
+            found.facts[job.job_id] = _facts(
+                job, directive, ledger.get(job.job_id), seen, room, config, found
+            )
     view = View(
         snapshot=seen.snapshot,
         facts=found.facts,
@@ -151,17 +168,41 @@ def decide(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What limits, reservations and other people's jobs leave, for one snapshot."""
+
+    index: PoolIndex
+    usage: Usage
+    let_go: frozenset[str]
+    offers: Offers
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        ledger: Mapping[str, LedgerEntry],
+        planned: Collection[str],
+    ) -> _Room:
+        """Work it out once. ``planned`` are the jobs that are ours to plan."""
+        index = PoolIndex(snapshot, ledger)
+        let_go = let_go_of(snapshot, ledger)
+        usage = usage_of(snapshot, let_go)
+        return cls(
+            index, usage, let_go, Offers(index, GrowthGuard(snapshot, planned, index), usage)
+        )
+
+
 def _facts(
     job: Job,
     directive: Directive,
     entry: LedgerEntry | None,
-    permit: Permit,
-    pool: Pool | None,
     seen: Observation,
-    usage: Usage,
+    room: _Room,
     config: Config,
     found: _Facts,
 ) -> JobFacts:
+    permit, pool = found.permits[job.job_id], room.index.pool_of(job)
     since = entry.first_submit_s if entry is not None else job.submit_s
     base = JobFacts((), permit, since, deadline_s=directive.deadline_s)
     if pool is None:
@@ -178,10 +219,14 @@ def _facts(
     gpu_type = pool.gpu_type or _only_type(pool)
     refused: dict[int, str] = {}
     counts: Sequence[int] = (job.gpus,)
-    if permit.resize and entry is not None:
-        counts = _counts(job, directive, entry, pool, per_node, seen, usage, config, refused)
+    frame = frame_of(job, directive, entry) if permit.resize and entry is not None else None
+    mine = present_size(job)
+    if job.job_id in room.let_go:
+        room.usage.add(job, mine, -1)  # it does not stand in its own way
+    if frame is not None and entry is not None:
+        counts = _counts(job, directive, entry, frame, pool, per_node, room.usage, config, refused)
     offered = candidates(job, directive, counts, per_node, gpu_type, seen.sources, seen.now)
-    refused.update(offered.refused)
+    refused.update({n: why for n, why in offered.refused.items() if n not in refused})
     chosen = offered.candidates
     submitted = entry.submitted if entry is not None else None
     as_asked = offered.at(submitted.gpus) if submitted is not None else None
@@ -191,6 +236,11 @@ def _facts(
         # `candidates` always answers for the present count; another was asked for where a limit
         # or the owner's pin forbids it.
         chosen = _only(chosen, counts, refused)
+    if frame is not None and entry is not None:
+        at_submitted = found.at_submitted.get(job.job_id)
+        chosen = _startable(job, entry, frame, chosen, at_submitted, room, refused)
+    if job.job_id in room.let_go:
+        room.usage.add(job, mine)
     if refused:
         found.refused[job.job_id] = dict(sorted(refused.items()))
     return replace(base, candidates=chosen)
@@ -200,17 +250,14 @@ def _counts(
     job: Job,
     directive: Directive,
     entry: LedgerEntry,
+    frame: Frame,
     pool: Pool,
     per_node: int,
-    seen: Observation,
     usage: Usage,
     config: Config,
     refused: dict[int, str],
 ) -> Sequence[int]:
     """GPU counts that directive, shape, pool and limits allow, with the refusals noted."""
-    frame = frame_of(job, directive, entry)
-    if frame is None:
-        return (job.gpus,)
     most = sum(node.gpus for node in pool.nodes)
     for count in directive.gpus.counts:
         if count > most:
@@ -220,21 +267,61 @@ def _counts(
     wanted = offered_counts(directive, entry, job, resizable=True, maximum=most)
     shaped = possible_counts(frame, wanted, per_node)
     refused.update(shaped.refused)
+    touched = entry.written is not None
     allowed = allowed_counts(
         job,
         shaped.ok,
-        seen.snapshot,
-        per_node,
+        usage,
+        lambda count: _size_at(job, frame, count, per_node),
         submitted=frame.gpus,
-        touched=entry.written is not None,
-        usage=usage,
+        touched=touched,
     )
     refused.update(allowed.refused)
-    failed = entry.failed.gpus if entry.failed is not None else None
-    if failed is None or failed == frame.gpus or failed not in allowed.ok:
-        return allowed.ok
-    refused[failed] = "Slurm failed to take this size in this attempt"
-    return tuple(count for count in allowed.ok if count != failed)
+    failed = dict.fromkeys(entry.unstarted, "Slurm did not start it on so many in this attempt")
+    if entry.failed is not None:
+        failed[entry.failed.gpus] = "Slurm failed to take this size in this attempt"
+    failed.pop(frame.gpus, None)
+    refused.update({count: why for count, why in failed.items() if count in allowed.ok})
+    return tuple(count for count in allowed.ok if count not in failed)
+
+
+def _size_at(job: Job, frame: Frame, count: int, per_node: int) -> Size:
+    """What the job would take on so many GPUs, in the fewest nodes; its time is not known yet."""
+    shape = shape_for(frame, Configuration(count, consolidated(count, per_node)))
+    return size_of(job, frame, shape if shape is not None else frame.shape)
+
+
+def _startable(
+    job: Job,
+    entry: LedgerEntry,
+    frame: Frame,
+    chosen: tuple[Candidate, ...],
+    at_submitted: Estimate | None,
+    room: _Room,
+    refused: dict[int, str],
+) -> tuple[Candidate, ...]:
+    """The candidates that could start now with the time limit that they would get.
+
+    A start in any other is refused when it is carried out, and its GPUs would stay idle.
+    """
+    kept = []
+    touched = entry.written is not None
+    for candidate in chosen:
+        shape = shape_for(frame, candidate.configuration)
+        if shape is None:
+            kept.append(candidate)  # falls back to what was submitted
+            continue
+        limit = room.offers.limit(job, entry, frame, shape, candidate.remaining_s, at_submitted)
+        why = limit.refusal
+        if not why and (touched or shape.gpus != frame.gpus):
+            limit_s = limit.limit_s if limit.limit_s is not None else entry.submitted_limit_s
+            why = room.usage.why_over(job, size_of(job, frame, shape, limit_s))
+        if why:
+            refused[candidate.gpus] = why
+        else:
+            kept.append(candidate)
+    # A job needs a candidate; the submitted one is never refused by more than a limit.
+    return tuple(kept) or tuple(c for c in chosen if c.gpus == frame.gpus) or chosen
 
 
 def _only(

@@ -25,6 +25,7 @@ from slurm_ext.domain.plan import Decision, Verdict
 FORECAST_S = 60.0
 FORECAST_SHARE = 0.1
 MAX_WRITES = 1000
+_NOTHING: Mapping[str, tuple[str, ...]] = {}
 
 
 def build_documents(
@@ -35,8 +36,12 @@ def build_documents(
     rules: ActingRules,
     *,
     only_starting: bool = False,
+    not_done: Mapping[str, tuple[str, ...]] = _NOTHING,
 ) -> dict[int, PlanDocument]:
-    """One document per pending job or array that is ours (and starts now), by number."""
+    """One document per pending job or array that is ours (and starts now), by number.
+
+    ``not_done`` says by job what its plan wants and could not be carried out.
+    """
     chosen = [
         decision
         for decision in decided.plan.decisions.values()
@@ -88,7 +93,7 @@ def build_documents(
             foreign_ahead=len(priorities) - bisect.bisect_right(priorities, job.priority),
             candidates=facts.candidates,
             refused={str(gpus): why for gpus, why in decided.refused.get(job_id, {}).items()},
-            notes=seen.missing,
+            notes=(*seen.missing, *(f"not done: {why}" for why in not_done.get(job_id, ()))),
             solve=solves.get(decision.pool),
             ours=entry,
             attempt=job.restarts,
@@ -126,6 +131,16 @@ class DocumentKeeper:
 
     def __init__(self) -> None:
         self._written: dict[int, PlanDocument] = {}
+        self._lost: set[int] = set()
+
+    def lose(self) -> None:
+        """What was written lies in the spool no more."""
+        self._lost = set(self._written)
+
+    def lost(self, others: Iterable[int]) -> list[PlanDocument]:
+        """Documents as they were written that have to be written again, without ``others``."""
+        missing = sorted(self._lost.difference(others))[:MAX_WRITES]
+        return [self._written[base_id] for base_id in missing]
 
     def due(self, documents: Mapping[int, PlanDocument]) -> list[PlanDocument]:
         """Documents that tell something new, those of starting jobs first, at most `MAX_WRITES`."""
@@ -138,23 +153,34 @@ class DocumentKeeper:
         return changed[:MAX_WRITES]
 
     def running(self, jobs: Iterable[Job]) -> list[PlanDocument]:
-        """Documents of jobs that have started since: the plan as it was, with what was granted."""
-        changed = []
+        """Documents of jobs that have started since: the plan as it was, with what was granted.
+
+        An array is running once none of its tasks is pending; its document keeps the array's id.
+        """
+        jobs = list(jobs)
+        waiting = {job.base_id for job in jobs if job.pending}
+        states = {(job.base_id, job.state.value) for job in jobs}
+        changed: dict[int, PlanDocument] = {}
         for job in jobs:
             known = self._written.get(job.base_id)
-            if known is None or known.state == job.state.value or "[" in known.job_id:
+            if (
+                known is None
+                or not job.running
+                or (job.base_id, known.state) in states
+                or job.base_id in waiting
+                or job.base_id in changed
+            ):
                 continue
-            changed.append(
-                replace(
-                    known,
-                    job_id=job.job_id,
-                    state=job.state.value,
-                    present_gpus=job.gpus,
-                    slurm_reason="",
-                    attempt=job.restarts,
-                )
+            array = "[" in known.job_id or known.job_id == str(job.base_id)
+            changed[job.base_id] = replace(
+                known,
+                job_id=str(job.base_id) if job.array and array else job.job_id,
+                state=job.state.value,
+                present_gpus=job.gpus,
+                slurm_reason="",
+                attempt=job.restarts,
             )
-        return changed[:MAX_WRITES]
+        return list(changed.values())[:MAX_WRITES]
 
     def ended(self, present: Collection[int]) -> list[PlanDocument]:
         """Documents of jobs that have left the queue since: what was planned, marked as past."""
@@ -168,11 +194,13 @@ class DocumentKeeper:
         """These documents lie in the spool now."""
         for document in documents:
             self._written[document.base_id] = document
+            self._lost.discard(document.base_id)
 
     def forget(self, base_ids: Iterable[int]) -> None:
         """These jobs are gone."""
         for base_id in base_ids:
             self._written.pop(base_id, None)
+            self._lost.discard(base_id)
 
     @property
     def known(self) -> frozenset[int]:

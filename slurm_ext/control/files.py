@@ -1,10 +1,30 @@
-"""Replacing a file as a whole: readers see the old text or the new one, never a part."""
+"""Files of ours: replaced as a whole, and "is it there?" answered or refused, never guessed.
+
+Readers of a replaced file see the old text or the new one, never a part.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 from pathlib import Path
+
+from slurm_ext.domain.errors import DataError
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is anything at ``path``; DataError where its directory does not let us look."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:
+        raise DataError(
+            str(path),
+            f"cannot be looked at: {exc.strerror}",
+            "run as the daemon's user, or mend the rights of its directory",
+        ) from exc
+    return True
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = False) -> None:

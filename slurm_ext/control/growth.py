@@ -4,15 +4,33 @@ Our jobs only permute the places that they hold, so a small job may stand where 
 have started before somebody else's. Bigger or longer than submitted, it could delay that one.
 Slurm's backfill guards what it has planned against jobs that stand behind; this guards it against
 ours that stand in front. It is a conservative rule, never a second backfill.
+
+It is asked for each count that is offered and again for each start, so the jobs of others are
+ranked once per pool and an answer costs a binary search.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import bisect
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.domain.job import Job, Shape
+from slurm_ext.domain.node import Pool
 from slurm_ext.domain.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class _Others:
+    """Jobs of others that may use the nodes of one pool, by falling priority.
+
+    ``first_promised[i]`` is the job with the earliest promised start among the first ``i + 1``.
+    """
+
+    negated: Sequence[int]
+    first_promised: Sequence[Job | None]
+    first_without_promise: Job | None
 
 
 class GrowthGuard:
@@ -29,11 +47,13 @@ class GrowthGuard:
         nodes_of = {p.name: frozenset(p.node_names) for p in snapshot.partitions}
         self._index = index
         self._now = snapshot.taken_s
-        self._others = [
+        self._jobs = [
             (job, frozenset().union(*(nodes_of.get(p, frozenset()) for p in job.partitions)))
             for job in snapshot.pending()
             if job.eligible and not job.held and job.job_id not in planned
         ]
+        self._jobs.sort(key=lambda pair: (-pair[0].priority, pair[0].base_id, pair[0].job_id))
+        self._others: dict[str, _Others] = {}
 
     def refusal(
         self,
@@ -48,24 +68,45 @@ class GrowthGuard:
         longer = (
             limit_s is not None and submitted_limit_s is not None and limit_s > submitted_limit_s
         )
-        if not self._others or not (grows or longer):
+        if not self._jobs or not (grows or longer):
             return ""
         pool = self._index.pool_of(job)
-        names = frozenset(n.name for n in pool.nodes) if pool is not None else frozenset()
+        others = self._others_in(pool) if pool is not None else None
+        if others is None or not others.negated:
+            return ""
         native = job.priority - job.site_factor
         runs_s = limit_s if limit_s is not None else job.time_limit_s
-        for other, nodes in self._others:
+        what = f"{wanted.gpus} GPUs" if grows else f"a limit of {(limit_s or 0) / 60:.0f} min"
+        open_end = others.first_without_promise
+        if open_end is not None and open_end.priority >= native:
+            return f"{what} could delay job {open_end.job_id}, which Slurm has not planned yet"
+        ahead = bisect.bisect_right(others.negated, -native)
+        counted = len(others.negated) if grows else ahead
+        first = others.first_promised[counted - 1] if counted else None
+        if first is None:
+            return ""
+        if runs_s is None or self._now + runs_s > (first.start_s or 0.0):
+            return f"{what} could delay job {first.job_id}, which Slurm has planned"
+        return ""
+
+    def _others_in(self, pool: Pool) -> _Others:
+        found = self._others.get(pool.key)
+        if found is None:
+            found = self._others[pool.key] = self._ranked(frozenset(n.name for n in pool.nodes))
+        return found
+
+    def _ranked(self, names: frozenset[str]) -> _Others:
+        negated: list[int] = []
+        firsts: list[Job | None] = []
+        without: Job | None = None
+        first: Job | None = None
+        for job, nodes in self._jobs:
             if names.isdisjoint(nodes):
                 continue
-            ahead = other.priority >= native
-            promised = other.start_s is not None and other.start_s > self._now
-            if not grows and not ahead:
-                continue
-            what = f"{wanted.gpus} GPUs" if grows else f"a limit of {(limit_s or 0) / 60:.0f} min"
-            if not promised:
-                if ahead:
-                    return f"{what} could delay job {other.job_id}, which Slurm has not planned yet"
-                continue
-            if runs_s is None or self._now + runs_s > (other.start_s or 0.0):
-                return f"{what} could delay job {other.job_id}, which Slurm has planned"
-        return ""
+            if job.start_s is None or job.start_s <= self._now:
+                without = without or job
+            elif first is None or job.start_s < (first.start_s or 0.0):
+                first = job
+            negated.append(-job.priority)
+            firsts.append(first)
+        return _Others(negated, firsts, without)

@@ -27,13 +27,19 @@ class Beat:
 
 
 def beat(path: Path, at_s: float, lease_s: float, cycle: int) -> None:
-    """Say that a cycle has completed. Raises DataError where the file cannot be written."""
+    """Say that a cycle has completed. Raises DataError where the file cannot be written.
+
+    The directory is made where it is absent: the unit makes it, a daemon run by hand has none.
+    """
     text = json.dumps({"at_s": at_s, "pid": os.getpid(), "lease_s": lease_s, "cycle": cycle})
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, text.encode(), mode=0o644)
     except OSError as exc:
         raise DataError(
-            str(path), f"cannot be written: {exc}", "create the directory for the daemon's user"
+            str(path),
+            f"cannot be written: {exc.strerror}",
+            f"install -d -o slurm-ext {path.parent}, or set heartbeat",
         ) from exc
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from slurm_ext.control.files import is_there
 from slurm_ext.domain.codec import dumps, loads
 from slurm_ext.domain.errors import DataError, ProtocolError
 from slurm_ext.domain.journal import JOURNAL_VERSION, JournalRow, LedgerEntry
@@ -266,7 +267,7 @@ def open_journal(path: Path, max_rows: int, now_s: float) -> tuple[Journal, str]
     The second value is empty, or says what was lost and where the old file lies now. Raises
     DataError only where not even a new file can be made.
     """
-    existed = path.exists()
+    existed = is_there(path)
     try:
         journal = Journal(path, max_rows)
         try:

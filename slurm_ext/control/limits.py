@@ -1,143 +1,290 @@
 """Limits of partition, QOS and association, which we enforce because Slurm stops doing so.
 
 Once an Operator has changed nodes, CPUs, memory or time limit of a job, Slurm takes it as exempt
-from those limits for good. So a count is offered, and a changed job let go, only where the limits
-hold by our own reckoning. A job that nobody changed is Slurm's to check: its submitted count is
-never refused here.
+from limits on them for good; limits on GPUs it still checks, so that a job which was grown over one
+that we do not know would wait for nothing. So a count is offered, and a changed job let go, only
+where the limits hold by our own reckoning. A job that nobody changed is Slurm's to check: its
+submitted count is never refused here.
 
-Usage counts running jobs, and jobs that we changed and let go: they may start at any moment.
-Associations are looked up as ``assoc:ACCOUNT`` and ``assoc:ACCOUNT:USER``. What Slurm's own
-counters say is not consulted: they are known to be wrong after a restart with several QOS.
+The reckoning follows Slurm's. Limits are looked for in the partition's QOS, the job's QOS (the
+other way round with OverPartQOS), then the associations from the user's upward; for each resource
+the first QOS that names a limit is the one that counts, before the associations. Limits per job are
+those of the job's own association alone, to which Slurm has handed its parents' down; limits of a
+group bind in every association above, over all that runs below it.
+
+Usage counts running jobs, and jobs that we changed and let go: they may start at any moment. What
+Slurm's own counters say is not consulted, since they are known to be wrong after a restart with
+several QOS; only the minutes that a budget has used up cannot be had otherwise. Limits on other
+resources (billing, licences, single nodes) are not known here: a start that fails on one is taken
+back, see `unstarted`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from slurm_ext.control.shapes import Counts
-from slurm_ext.domain.job import Job
+from slurm_ext.control.lease import begin_s
+from slurm_ext.control.shapes import Counts, memory_of
+from slurm_ext.control.submitted import Frame
+from slurm_ext.domain.job import Job, Shape
+from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.node import Limits
 from slurm_ext.domain.snapshot import Snapshot
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a job takes. ``limit_s`` is ``None`` where its time limit is not decided yet."""
+
+    gpus: int
+    nodes: int
+    cpus: int
+    memory_mib: int
+    limit_s: float | None = None
+
+
 @dataclass(slots=True)
+class _Sum:
+    """What is in use. Minutes are those that the running jobs may still take."""
+
+    gpus: int = 0
+    nodes: int = 0
+    cpus: int = 0
+    memory_mib: int = 0
+    gpu_minutes: float = 0.0
+    cpu_minutes: float = 0.0
+
+    def add(self, size: Size, sign: int) -> None:
+        self.gpus += sign * size.gpus
+        self.nodes += sign * size.nodes
+        self.cpus += sign * size.cpus
+        self.memory_mib += sign * size.memory_mib
+        minutes = sign * (size.limit_s or 0.0) / 60.0
+        self.gpu_minutes += minutes * size.gpus
+        self.cpu_minutes += minutes * size.cpus
+
+
+# Names of a resource in `Limits`, in `Size` and in words.
+_RESOURCES = (
+    ("gpus", "gpus", "GPUs"),
+    ("nodes", "nodes", "nodes"),
+    ("cpus", "cpus", "CPUs"),
+    ("memory_mib", "memory_mib", "MiB of memory"),
+)
+_MINUTES = (("gpu", "gpus", "GPU minutes"), ("cpu", "cpus", "CPU minutes"))
+_NOTHING = _Sum()
+
+
+def present_size(job: Job, now: float | None = None) -> Size:
+    """What the job takes as Slurm shows it; of a running one (``now``) the time that is left."""
+    limit_s = job.time_limit_s
+    if now is not None and job.running and job.end_s is not None:
+        limit_s = max(0.0, job.end_s - now)
+    return Size(job.gpus, job.nodes, job.cpus, job.memory_mib or 0, limit_s)
+
+
+def size_of(job: Job, frame: Frame, shape: Shape, limit_s: float | None = None) -> Size:
+    """What the job would take in that shape.
+
+    CPUs and memory follow tasks or nodes where the owner said so, otherwise GPUs. What the owner
+    did not say is the site's default, for which memory follows CPUs or GPUs, whichever grows more.
+    """
+    gpus, nodes, ntasks = shape.gpus, shape.nodes, shape.ntasks
+    by_size = gpus / max(1, job.gpus)
+    if frame.cpus_per_task > 1:
+        cpus = ntasks * frame.cpus_per_task
+    elif job.cpus <= job.ntasks:
+        cpus = ntasks
+    else:
+        cpus = max(ntasks, _up(job.cpus * by_size))
+    per_node = memory_of(frame, shape)
+    if per_node is not None:
+        memory_mib = per_node * nodes
+    else:
+        memory_mib = _up((job.memory_mib or 0) * max(by_size, cpus / max(1, job.cpus)))
+    return Size(gpus, nodes, cpus, memory_mib, limit_s)
+
+
+def _up(value: float) -> int:
+    return int(-(-value // 1))
+
+
 class Usage:
-    """GPUs and nodes in use per limit holder, and per holder and user."""
+    """What is in use per limit holder of one snapshot, and whether a job fits beside it."""
 
-    group: dict[str, tuple[int, int]] = field(default_factory=dict)
-    user: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._limits = snapshot.limits
+        self._partitions = {p.name: p for p in snapshot.partitions}
+        self._chains: dict[tuple[str, str, str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._sums: dict[tuple[str, str], _Sum] = {}
 
-    def add(self, job: Job, gpus: int, nodes: int) -> None:
-        """Count a job as running with this size."""
-        for key in holders(job):
-            had_gpus, had_nodes = self.group.get(key, (0, 0))
-            self.group[key] = (had_gpus + gpus, had_nodes + nodes)
-            had_gpus, had_nodes = self.user.get((key, job.user), (0, 0))
-            self.user[key, job.user] = (had_gpus + gpus, had_nodes + nodes)
+    def add(self, job: Job, size: Size, sign: int = 1) -> None:
+        """Count a job as running with this size; with ``sign`` of -1 no more."""
+        qos, associations = self._chain(job)
+        for key in (*qos, *associations):
+            for part in ("", f"user {job.user}", f"account {job.account}"):
+                self._sums.setdefault((key, part), _Sum()).add(size, sign)
+
+    def why_over(self, job: Job, size: Size) -> str:
+        """The limit that the job would break with this size, in words; empty when none."""
+        partition = self._partitions.get(job.partition)
+        most = partition.max_nodes if partition is not None else None
+        if most is not None and size.nodes > most:
+            return f"partition {job.partition} allows {most} nodes per job"
+        qos, associations = self._chain(job)
+        named: set[str] = set()
+        for key, limits in self._known(qos):
+            if reason := self._over(job, size, key, limits, named, own=True):
+                return reason
+            named |= {name for name in _LIMITS if getattr(limits, name) is not None}
+        own = True
+        for key, limits in self._known(associations):
+            if reason := self._over(job, size, key, limits, named, own=own):
+                return reason
+            own = False
+        return ""
+
+    def longest_s(self, job: Job) -> float | None:
+        """The longest time limit that partition, QOS and association allow; ``None`` = any."""
+        qos, associations = self._chain(job)
+        known = [limits for _, limits in self._known(qos)]
+        known += [limits for _, limits in self._known(associations)][:1]
+        partition = self._partitions.get(job.partition)
+        found = [limits.max_wall_s for limits in known if limits.max_wall_s is not None][:1]
+        if partition is not None and partition.max_time_s is not None:
+            found.append(partition.max_time_s)
+        return min(found, default=None)
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _chain(self, job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Keys of the QOS and of the associations that bind the job, in Slurm's order."""
+        kind = (job.partition, job.qos, job.account, job.user)
+        found = self._chains.get(kind)
+        if found is None:
+            found = self._chains[kind] = (self._qos(job), self._associations(job))
+        return found
+
+    def _qos(self, job: Job) -> tuple[str, ...]:
+        partition = self._partitions.get(job.partition)
+        of_partition = f"qos:{partition.qos}" if partition is not None and partition.qos else ""
+        of_job = f"qos:{job.qos}" if job.qos else ""
+        order = [of_partition, of_job]
+        known = self._limits.get(of_job)
+        if known is not None and known.over_partition:
+            order.reverse()
+        return tuple(dict.fromkeys(key for key in order if key))
+
+    def _associations(self, job: Job) -> tuple[str, ...]:
+        if not job.account:
+            return ()
+        keys = [f"assoc:{job.account}:{job.user}", f"assoc:{job.account}"]
+        while (known := self._limits.get(keys[-1])) is not None and known.parent:
+            if known.parent in keys:
+                break  # a circle cannot be; it must not hang us either
+            keys.append(known.parent)
+        return tuple(keys)
+
+    def _known(self, keys: Iterable[str]) -> Iterator[tuple[str, Limits]]:
+        for key in keys:
+            found = self._limits.get(key)
+            if found is not None:
+                yield key, found
+
+    def _over(
+        self, job: Job, size: Size, key: str, limits: Limits, named: Collection[str], *, own: bool
+    ) -> str:
+        """The limit of this holder that would be broken, other than those ``named`` before.
+
+        ``own`` tells that its limits per job are the job's.
+        """
+        for name, wanted, used, words in self._rows(job, size, key, limits, own):
+            most = None if name in named else getattr(limits, name)
+            if most is None or used + wanted <= most:
+                continue
+            if name.endswith("_per_job"):
+                return f"{limits.name} allows {most} {words}, it would take {wanted:.0f}"
+            return (
+                f"{limits.name} allows {most} {words}: {used:.0f} in use,"
+                f" it would take {wanted:.0f}"
+            )
+        if own and limits.min_gpus_per_job is not None and size.gpus < limits.min_gpus_per_job:
+            return f"{limits.name} asks for at least {limits.min_gpus_per_job} GPUs per job"
+        return ""
+
+    def _rows(
+        self, job: Job, size: Size, key: str, limits: Limits, own: bool
+    ) -> Iterator[tuple[str, float, float, str]]:
+        """(name of the limit, what the job would take, what is in use, words)."""
+        group = self._sums.get((key, ""), _NOTHING)
+        user = self._sums.get((key, f"user {job.user}"), _NOTHING)
+        account = self._sums.get((key, f"account {job.account}"), _NOTHING)
+        for name, attribute, words in _RESOURCES:
+            wanted = getattr(size, attribute)
+            if own:
+                yield f"max_{name}_per_job", wanted, 0, f"{words} per job"
+            yield f"grp_{name}", wanted, getattr(group, attribute), f"{words} at once"
+            used = getattr(user, attribute)
+            yield f"max_{name}_per_user", wanted, used, f"{words} per user at once"
+            used = getattr(account, attribute)
+            yield f"max_{name}_per_account", wanted, used, f"{words} per account at once"
+        for name, attribute, words in _MINUTES:
+            minutes = getattr(size, attribute) * (size.limit_s or 0.0) / 60.0
+            if own:
+                yield f"max_{name}_minutes_per_job", minutes, 0, f"{words} per job"
+            running = getattr(group, f"{name}_minutes")
+            yield f"grp_{name}_run_minutes", minutes, running, f"{words} of running jobs"
+            used = getattr(limits, f"used_{name}_minutes")
+            yield f"grp_{name}_minutes", minutes, used, f"{words} in all"
 
 
-def holders(job: Job) -> tuple[str, ...]:
-    """Keys of the limits that bind the job."""
-    keys = []
-    if job.qos:
-        keys.append(f"qos:{job.qos}")
-    if job.account:
-        keys += [f"assoc:{job.account}", f"assoc:{job.account}:{job.user}"]
-    return tuple(keys)
+_LIMITS = tuple(name for name in Limits.__dataclass_fields__ if name.startswith(("max_", "grp_")))
 
 
 def usage_of(snapshot: Snapshot, let_go: Collection[str] = ()) -> Usage:
     """What runs now, and the pending jobs ``let_go`` (by id) in their present shape."""
-    usage = Usage()
+    usage = Usage(snapshot)
     for job in snapshot.jobs:
         if job.running or (job.pending and job.job_id in let_go):
-            usage.add(job, job.gpus, job.nodes)
+            usage.add(job, present_size(job, snapshot.taken_s))
     return usage
+
+
+def let_go_of(snapshot: Snapshot, ledger: Mapping[str, LedgerEntry]) -> frozenset[str]:
+    """Pending jobs that carry a size of ours and no lease any more: they may start any moment."""
+    now = snapshot.taken_s
+    return frozenset(
+        job.job_id
+        for job in snapshot.pending()
+        if (entry := ledger.get(job.job_id)) is not None
+        and entry.written is not None
+        and not job.held
+        and ((begin := begin_s(job)) is None or begin <= now)
+    )
 
 
 def allowed_counts(
     job: Job,
     counts: Iterable[int],
-    snapshot: Snapshot,
-    gpus_per_node: int,
+    usage: Usage,
+    size_at: Callable[[int], Size],
     *,
     submitted: int | None = None,
     touched: bool = False,
-    usage: Usage | None = None,
 ) -> Counts:
     """Which GPU counts the limits admit for the job now, and for each other one why not.
 
     ``submitted`` is the count that Slurm itself checks as long as the job was not ``touched``.
     """
-    usage = usage_of(snapshot) if usage is None else usage
     ok: list[int] = []
     refused: dict[int, str] = {}
     for count in sorted(set(counts)):
-        nodes = -(-count // max(1, gpus_per_node))
         reason = ""
         if touched or count != submitted:
-            reason = why_over_limit(job, count, nodes, snapshot, usage)
+            reason = usage.why_over(job, size_at(count))
         if reason:
             refused[count] = reason
         else:
             ok.append(count)
     return Counts(tuple(ok), refused)
-
-
-def why_over_limit(job: Job, gpus: int, nodes: int, snapshot: Snapshot, usage: Usage) -> str:
-    """The limit that the job would break with this size, in words; empty when none."""
-    partition = next((p for p in snapshot.partitions if p.name == job.partition), None)
-    if partition is not None and partition.max_nodes is not None and nodes > partition.max_nodes:
-        return f"partition {partition.name} allows {partition.max_nodes} nodes per job"
-    for key, limits in _binding(job, snapshot.limits):
-        if reason := _over_own(job, gpus, nodes, limits):
-            return reason
-        if reason := _over_shared(job, gpus, nodes, key, limits, usage):
-            return reason
-    return ""
-
-
-def _binding(job: Job, limits: Mapping[str, Limits]) -> Iterator[tuple[str, Limits]]:
-    for key in holders(job):
-        found = limits.get(key)
-        if found is not None:
-            yield key, found
-
-
-def _over_own(job: Job, gpus: int, nodes: int, limits: Limits) -> str:
-    name = limits.name
-    if limits.max_gpus_per_job is not None and gpus > limits.max_gpus_per_job:
-        return f"{name} allows {limits.max_gpus_per_job} GPUs per job"
-    if limits.max_nodes_per_job is not None and nodes > limits.max_nodes_per_job:
-        return f"{name} allows {limits.max_nodes_per_job} nodes per job"
-    if limits.min_gpus_per_job is not None and gpus < limits.min_gpus_per_job:
-        return f"{name} asks for at least {limits.min_gpus_per_job} GPUs per job"
-    if limits.max_cpus_per_job is not None:
-        cpus = -(-job.cpus * gpus // max(1, job.gpus))
-        if cpus > limits.max_cpus_per_job:
-            return f"{name} allows {limits.max_cpus_per_job} CPUs per job, it would take {cpus}"
-    return ""
-
-
-def _over_shared(job: Job, gpus: int, nodes: int, key: str, limits: Limits, usage: Usage) -> str:
-    name = limits.name
-    group_gpus, group_nodes = usage.group.get(key, (0, 0))
-    user_gpus, user_nodes = usage.user.get((key, job.user), (0, 0))
-    rows = (
-        (limits.grp_gpus, group_gpus, gpus, "GPUs at once"),
-        (limits.grp_nodes, group_nodes, nodes, "nodes at once"),
-        (limits.max_gpus_per_user, user_gpus, gpus, "GPUs per user at once"),
-        (limits.max_nodes_per_user, user_nodes, nodes, "nodes per user at once"),
-    )
-    for limit, used, wanted, words in rows:
-        if limit is not None and used + wanted > limit:
-            return f"{name} allows {limit} {words}: {used} in use, it would take {wanted}"
-    return ""
-
-
-def longest_s(job: Job, snapshot: Snapshot) -> float | None:
-    """The longest time limit that partition, QOS and associations allow; ``None`` = any."""
-    found = [limits.max_wall_s for _, limits in _binding(job, snapshot.limits)]
-    found += [p.max_time_s for p in snapshot.partitions if p.name == job.partition]
-    return min((limit for limit in found if limit is not None), default=None)

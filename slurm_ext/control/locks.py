@@ -1,7 +1,8 @@
-"""File locks beside the journal: one daemon at a time, and nobody acts while another does.
+"""File locks: one daemon per journal and per spool, and nobody acts while another does.
 
-``<journal>.lock`` is held for a daemon's whole life, ``<journal>.acting`` by whoever writes to
-Slurm at the moment. The kernel drops both with the process, so a killed daemon leaves no lock.
+``<journal>.lock`` and ``<spool>/plans/daemon.lock`` are held for a daemon's whole life (see
+`slurm_ext.control.tenure`), ``<journal>.acting`` by whoever writes to Slurm at the moment. The
+kernel drops them with the process, so a killed daemon leaves no lock.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_ext.control.files import is_there
 from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.request import PLANS
 
 _POLL_S = 0.02
 
@@ -29,11 +32,20 @@ def acting_lock(journal: Path) -> Path:
     return journal.with_name(journal.name + ".acting")
 
 
-class FileLock:
-    """An advisory lock on a file that stays where it is."""
+def spool_lock(spool: Path) -> Path:
+    """Held by the daemon whose plan documents lie in this spool, also from another machine."""
+    return spool / PLANS / "daemon.lock"
 
-    def __init__(self, path: Path) -> None:
+
+class FileLock:
+    """An advisory lock on a file that stays where it is.
+
+    ``mode`` 0600 where other users can reach the file: whoever may open it may lock it.
+    """
+
+    def __init__(self, path: Path, mode: int = 0o644) -> None:
         self.path = path
+        self._mode = mode
         self._handle: int | None = None
 
     def acquire(self, limit_s: float = 0.0) -> bool:
@@ -42,7 +54,7 @@ class FileLock:
             return True
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._mode)
         except OSError as exc:
             raise DataError(
                 str(self.path), f"cannot be opened: {exc}", "run as the daemon's user"
@@ -85,8 +97,10 @@ class FileLock:
 
 
 def daemon_lives(journal: Path) -> bool:
-    """Whether a daemon holds its lock now."""
+    """Whether a daemon holds its lock now. Raises DataError where that cannot be told."""
     lock = FileLock(life_lock(journal))
+    if not is_there(lock.path):
+        return False  # asking must not make files that the daemon could not open later
     if lock.acquire():
         lock.release()
         return False

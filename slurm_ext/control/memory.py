@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_ext.control.config import Config
+from slurm_ext.control.files import is_there
 from slurm_ext.control.journal import Journal, open_journal
 from slurm_ext.control.ledger import Ledger, holds_something
 from slurm_ext.control.metrics import Metrics
@@ -21,6 +22,7 @@ from slurm_ext.control.recover import recover
 from slurm_ext.control.runs import RunWatch
 from slurm_ext.control.spool import SpoolThread
 from slurm_ext.control.submitted import first_sight, notice_others
+from slurm_ext.control.unstarted import notice_unstarted
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.journal import JournalRow, LedgerEntry
@@ -38,7 +40,7 @@ class Memory:
         self._config = config
         self._clock = clock
         self._metrics = metrics
-        existed = config.journal.exists()
+        existed = is_there(config.journal)
         self._journal, told = open_journal(config.journal, config.journal_max_rows, clock())
         if told:
             level = logging.ERROR if existed else logging.INFO
@@ -92,6 +94,7 @@ class Memory:
             entry = self.ledger[job.job_id]
             if job.pending:
                 entry = notice_others(job, first_sight(job, seen.directives[job.job_id], entry))
+                entry = notice_unstarted(job, entry, seen.now)
             if job.uid is not None:
                 entry = _pinned(entry, seen.inbox.request_about(job.uid, job.base_id))
             self.ledger.put(entry)

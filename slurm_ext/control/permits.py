@@ -168,6 +168,8 @@ def _why_not_resized(
     veto = entry is not None and entry.veto
     if not veto and not directive.gpus.resizable:
         return "it asked for exactly the GPUs that it requested"
+    if entry is not None and entry.resized_by_hand:
+        return "its size was changed by hand (scontrol update) and is kept"
     if reason := _why_fixed(job, directive, entry):
         return reason
     if veto and entry is not None and not _veto_unmet(job, directive, entry):

@@ -2,8 +2,10 @@
 
 A pool follows from partition, features, GPU type, excluded nodes and reservations. A reservation
 closes its nodes to everybody else while it lasts, and beforehand to jobs whose time limit reaches
-into it, so two jobs of one partition may belong to different pools. Nodes that are down stay in
-their pool: they count nothing while they are down, and the pool keeps its name. No decision is made
+into it, so two jobs of one partition may belong to different pools. That time limit is the one that
+the owner gave, never one that we stretched: else a stretched job would find its own pool gone and
+be given back, only to be stretched again. Nodes that are down stay in their pool: they count
+nothing while they are down, and the pool keeps its name. No decision is made
 here, and pools of different partitions may share nodes (`overlaps` says which do).
 """
 
@@ -13,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from slurm_ext.control.features import parse_features
 from slurm_ext.domain.job import Job
+from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.node import Node, Partition, Pool, Reservation
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.snapshot import Snapshot
@@ -21,10 +24,11 @@ _Kind = tuple[str, str, str, str, tuple[str, ...], tuple[str, ...]]
 
 
 class PoolIndex:
-    """Pools of one snapshot, each worked out once."""
+    """Pools of one snapshot, each worked out once. ``ledger`` tells the submitted time limits."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, ledger: Mapping[str, LedgerEntry] | None = None) -> None:
         self._taken_s = snapshot.taken_s
+        self._ledger = ledger if ledger is not None else {}
         self._partitions = {p.name: p for p in snapshot.partitions}
         self._nodes = {n.name: n for n in snapshot.nodes}
         self._reservations = {r.name: r for r in snapshot.reservations}
@@ -51,9 +55,32 @@ class PoolIndex:
     def _closes(self, reservation: Reservation, job: Job) -> bool:
         if reservation.name == job.reservation or reservation.end_s <= self._taken_s:
             return False
-        if reservation.start_s <= self._taken_s or job.time_limit_s is None:
+        limit_s = self._limit_s(job)
+        if reservation.start_s <= self._taken_s or limit_s is None:
             return True
-        return self._taken_s + job.time_limit_s > reservation.start_s
+        return self._taken_s + limit_s > reservation.start_s
+
+    def _limit_s(self, job: Job) -> float | None:
+        """The time limit that the owner gave."""
+        entry = self._ledger.get(job.job_id)
+        if entry is None or entry.written_limit_s is None:
+            return job.time_limit_s
+        return entry.submitted_limit_s
+
+    def reaches_into(self, job: Job, limit_s: float) -> str:
+        """The reservation of nodes of the job's pool that begins within ``limit_s``; or empty."""
+        pool = self.pool_of(job) if self._reservations else None
+        if pool is None:
+            return ""
+        names = {node.name for node in pool.nodes}
+        for reservation in self._reservations.values():
+            if (
+                reservation.name != job.reservation
+                and self._taken_s < reservation.start_s < self._taken_s + limit_s
+                and not names.isdisjoint(reservation.node_names)
+            ):
+                return reservation.name
+        return ""
 
     def _build(self, kind: _Kind) -> Pool | None:
         partition_name, features, gpu_type, own, excluded, closed = kind

@@ -35,12 +35,14 @@ from typing import Any
 from slurm_ext.control.case import Case, cases_of
 from slurm_ext.control.growth import GrowthGuard
 from slurm_ext.control.lease import Hold, begin_s, lease_end_s, renewal_due
-from slurm_ext.control.limits import usage_of, why_over_limit
+from slurm_ext.control.limits import Size, Usage, let_go_of, present_size, size_of, usage_of
+from slurm_ext.control.offers import Offers
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.ranking import Factor, factors_for
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.shapes import Fields
 from slurm_ext.control.target import Planner, Target, has_size, submitted_target
+from slurm_ext.control.unstarted import struck_off
 from slurm_ext.domain.action import Action, ActionKind
 from slurm_ext.domain.directive import Directive
 from slurm_ext.domain.estimate import Estimate
@@ -202,6 +204,8 @@ class _Wave:
             "tries": tries,
             "given_back": target.submitted,
         }
+        if not again:
+            changes["reason_before"] = case.job.reason
         if not target.submitted and tries >= MAX_TRIES:
             changes["failed"] = target.shape
         if target.limit_s is not None:
@@ -257,17 +261,11 @@ class _Wave:
 class _Starts:
     """START, which needs the planned size and the limits that Slurm checks no more."""
 
-    def __init__(self, wave: _Wave, planner: Planner, snapshot: Snapshot, cases: list[Case]):
+    def __init__(self, wave: _Wave, planner: Planner, usage: Usage, let_go: frozenset[str]):
         self._wave = wave
         self._planner = planner
-        self._snapshot = snapshot
-        # Changed jobs that we let go may start at any moment: they count as running.
-        self._let_go = {
-            c.job_id
-            for c in cases
-            if c.entry.written is not None and c.hold is Hold.NONE and not c.job.held
-        }
-        self._usage = usage_of(snapshot, self._let_go)
+        self._usage = usage
+        self._let_go = let_go
 
     def start(self, case: Case) -> None:
         """The next step towards the job's start."""
@@ -283,14 +281,26 @@ class _Starts:
         """The limit that the job would break now, if Slurm does not check it any more."""
         if case.job_id in self._let_go:
             return ""
-        shape = target.shape if target is not None else case.present
+        size = _size(case, target)
         changed = case.entry.written is not None or (target is not None and not target.submitted)
-        if changed:
-            over = why_over_limit(case.job, shape.gpus, shape.nodes, self._snapshot, self._usage)
-            if over:
-                return over
-        self._usage.add(case.job, shape.gpus, shape.nodes)
+        if changed and (over := self._usage.why_over(case.job, size)):
+            return over
+        self._usage.add(case.job, size)
         return ""
+
+
+def _size(case: Case, target: Target | None) -> Size:
+    if target is None or case.frame is None:
+        return present_size(case.job)
+    limit_s = target.limit_s if target.limit_s is not None else case.job.time_limit_s
+    return size_of(case.job, case.frame, target.shape, limit_s)
+
+
+def _struck_off(case: Case) -> Case:
+    """The case, with the size struck off in which the policy has waited too long for its start."""
+    if case.decision is None or not case.decision.left_to_slurm:
+        return case
+    return replace(case, entry=struck_off(case.job, case.entry))
 
 
 def reconcile(
@@ -312,15 +322,21 @@ def reconcile(
     Call again with a fresh snapshot and the ledger updated by ``entries`` until ``actions`` is
     empty.
     """
-    cases = cases_of(plan, snapshot, ledger, permits, directives, rules, now)
+    cases = [
+        _struck_off(case)
+        for case in cases_of(plan, snapshot, ledger, permits, directives, rules, now)
+    ]
     wave = _Wave(rules, now)
     for found in factors_for(snapshot, cases, rules, now, wave.refuse):
         wave.factor(found)
-    index = PoolIndex(snapshot)
+    entries = {case.job_id: case.entry for case in cases}
+    index = PoolIndex(snapshot, entries)
     planned = {c.job_id for c in cases if c.verdict is not Verdict.LEAVE}
     growth = GrowthGuard(snapshot, planned, index)
-    planner = Planner(snapshot, index, growth, at_submitted or {}, wave.refuse)
-    starts = _Starts(wave, planner, snapshot, cases)
+    let_go = let_go_of(snapshot, entries)
+    usage = usage_of(snapshot, let_go)
+    planner = Planner(index, Offers(index, growth, usage), at_submitted or {}, wave.refuse)
+    starts = _Starts(wave, planner, usage, let_go)
     for case in sorted(cases, key=lambda c: (c.rank, c.job_id)):
         match case.verdict:
             case Verdict.START:
@@ -330,7 +346,9 @@ def reconcile(
             case Verdict.RESERVE:
                 wave.reserve(case)
             case Verdict.ORDER:
-                wave.give_back(case, "only its place in the queue is ours", let_go=True)
+                left = case.decision is not None and case.decision.left_to_slurm
+                why = case.why if left else "only its place in the queue is ours"
+                wave.give_back(case, why, let_go=True)
             case Verdict.LEAVE:
                 why = case.permit.reasons[0] if case.permit.reasons else case.why
                 wave.give_back(case, why, let_go=case.hold is Hold.OURS)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from slurm_ext.control.config import Config
+from slurm_ext.control.files import is_there
 from slurm_ext.control.heartbeat import is_stale
 from slurm_ext.control.journal import Journal, open_journal
 from slurm_ext.control.ledger import Ledger, holds_something
@@ -83,9 +84,8 @@ def release(
         if if_stale and not rebuild and not any(holds_something(e) for e in ledger.values()):
             return Released(Outcome.NOTHING, marked=marked)
         lock = FileLock(acting_lock(config.journal))
-        # A daemon that hangs in the middle of acting holds the lock for ever.
-        if journal is not None and not lock.acquire(2 * config.command_timeout_s):
-            _log.warning("somebody else writes to Slurm and does not end; releasing beside it")
+        if journal is not None:
+            _wait_for_others(lock, 2 * config.command_timeout_s)
         try:
             found = _give_back(backend, config, clock, journal, ledger, rebuild=rebuild)
         finally:
@@ -94,6 +94,15 @@ def release(
         if journal is not None:
             journal.close()
     return replace(found, marked=marked)
+
+
+def _wait_for_others(lock: FileLock, limit_s: float) -> None:
+    """Neither a daemon that hangs while it acts nor wrong rights are a reason to keep jobs."""
+    try:
+        if not lock.acquire(limit_s):
+            _log.warning("somebody else writes to Slurm and does not end; releasing beside it")
+    except DataError as exc:
+        _log.error("released without a lock: %s", exc)
 
 
 def _daemon_lives(config: Config) -> bool:
@@ -109,8 +118,8 @@ def _open(config: Config, now: float) -> tuple[Journal | None, Ledger, bool]:
 
     A journal that cannot even be opened (a full disk, wrong rights) is no reason to keep jobs.
     """
-    existed = config.journal.exists()
     try:
+        existed = is_there(config.journal)
         journal, told = open_journal(config.journal, config.journal_max_rows, now)
     except DataError as exc:
         _log.error("released without a journal: %s", exc)

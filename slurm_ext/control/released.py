@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_ext.control.files import replace_file
+from slurm_ext.control.files import is_there, replace_file
 from slurm_ext.domain.errors import DataError
 
 
@@ -19,8 +19,8 @@ def released_mark(journal: Path) -> Path:
 
 
 def is_released(journal: Path) -> bool:
-    """Whether the daemon shall only observe."""
-    return released_mark(journal).exists()
+    """Whether the daemon shall only observe. Raises DataError where that cannot be told."""
+    return is_there(released_mark(journal))
 
 
 def set_released(journal: Path, words: str) -> None:

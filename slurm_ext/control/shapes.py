@@ -82,6 +82,8 @@ def _why_impossible(frame: Frame, count: int, gpus_per_node: int) -> str:
             return f"it takes {frame.gpus_per_node} GPUs on each node, which do not divide {count}"
     if frame.nodes_max and nodes > frame.nodes_max:
         return f"it takes {nodes} nodes and at most {frame.nodes_max} were asked for"
+    if frame.nodes_max > frame.nodes > nodes:
+        return f"it fits on {nodes} nodes and at least {frame.nodes} were asked for"
     if frame.array and not _same_nodes(frame, nodes):
         return "the node count of an array's pending tasks cannot be changed"
     return ""
@@ -98,6 +100,9 @@ def shape_for(frame: Frame, configuration: Configuration) -> Shape | None:
     """The shape that gives the job this configuration; ``None`` where its form cannot take it."""
     gpus, nodes = configuration.gpus, configuration.nodes
     even = len(set(configuration.placement)) == 1
+    if frame.nodes_max > frame.nodes > nodes:
+        # A range of nodes has a lower end, which the submitted count keeps by spreading.
+        return frame.shape if gpus == frame.gpus else None
     if gpus % frame.gpus_per_task or (frame.nodes_max and nodes > frame.nodes_max):
         return None
     match frame.kind:

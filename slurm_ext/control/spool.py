@@ -107,6 +107,10 @@ class Spool:
                     f"remove it, or give it to the daemon's user with mode {mode:04o}",
                 )
 
+    def intact(self) -> bool:
+        """Whether the directory of the plans and the document of the whole are where they were."""
+        return (self.root / PLANS).is_dir() and Path(cluster_path(self.root)).exists()
+
     # -- out -------------------------------------------------------------------------------------
 
     def write_plans(self, documents: Collection[PlanDocument]) -> None:

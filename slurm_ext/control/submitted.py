@@ -64,13 +64,16 @@ def frame_of(job: Job, directive: Directive | None, entry: LedgerEntry) -> Frame
     req = directive.req if directive is not None else None
     if req is None:
         return None
+    nodes_max = req.nodes_max
+    if entry.resized_by_hand and nodes_max > req.nodes != submitted.nodes:
+        nodes_max = submitted.nodes  # the range is gone: scontrol was told one number
     return Frame(
         kind=submitted.kind,
         gpus=submitted.gpus,
         nodes=submitted.nodes,
         ntasks=submitted.ntasks,
         gpu_type=req.gpu_type or job.gpu_type,
-        nodes_max=req.nodes_max,
+        nodes_max=nodes_max,
         gpus_per_node=req.gpus_per_node or submitted.gpus_per_node,
         memory_node_mib=req.memory_node_mib,
         gpus_per_task=max(1, req.gpus_per_task),
@@ -101,6 +104,7 @@ def first_sight(job: Job, directive: Directive | None, entry: LedgerEntry | None
         submitted=shape,
         submitted_limit_s=job.time_limit_s,
         submitted_req_nodes=() if entry.pinned else job.req_nodes,
+        first_nodes=job.nodes,
     )
 
 
@@ -125,9 +129,10 @@ def _notice_shape(job: Job, entry: LedgerEntry) -> LedgerEntry:
         return entry
     present = present_shape(job, submitted.kind)
     ours = [s for s in (entry.written, entry.written_before) if s is not None]
-    if any(same_size(present, shape) for shape in (submitted, *ours)):
+    known = (submitted, *ours)
+    if any(same_size(present, shape) for shape in known) and not _more_nodes(job, entry, known):
         return entry
-    if ours and _half_written(present, (submitted, *ours)):
+    if ours and _half_written(present, known):
         return entry
     if submitted.kind is ShapeKind.FIXED:
         return replace(entry, submitted=present)
@@ -137,7 +142,24 @@ def _notice_shape(job: Job, entry: LedgerEntry) -> LedgerEntry:
         written=None,
         written_before=None,
         given_back=False,
+        resized_by_hand=True,
         notes=_noted(entry, "its shape was changed by somebody else and is kept"),
+    )
+
+
+def _more_nodes(job: Job, entry: LedgerEntry, known: Collection[Shape]) -> bool:
+    """Whether somebody gave ranks that may spread another number of nodes.
+
+    `same_size` cannot tell. A job that never ran shows the number that was asked for (seen on
+    24.11.5: 1 where none was); after a requeue it may be the one that it ran on.
+    """
+    return (
+        entry.first_nodes is not None
+        and job.nodes != entry.first_nodes
+        and not job.restarts
+        and not job.array
+        and all(shape.kind is ShapeKind.RANK_PER_GPU for shape in known)
+        and all(job.nodes != shape.nodes for shape in known)
     )
 
 

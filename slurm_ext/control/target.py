@@ -1,7 +1,8 @@
 """The size that a job shall have: the planned one where every guard agrees, else the submitted one.
 
-Guards, in this order: the permit, the job's form, the longest allowed time, jobs that are not ours
-and would be delayed, and a shape that Slurm failed to take before. A refused plan is never a reason
+Guards, in this order: the permit, the job's form, a shape that Slurm failed to take or to start
+before, the longest allowed time, reservations, and jobs that are not ours and would be delayed. A
+refused plan is never a reason
 to keep a job waiting: it falls back to what its owner submitted.
 """
 
@@ -11,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from slurm_ext.control.case import Case
-from slurm_ext.control.growth import GrowthGuard
-from slurm_ext.control.limits import longest_s
+from slurm_ext.control.offers import Offers
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.shapes import (
     Fields,
@@ -20,7 +20,6 @@ from slurm_ext.control.shapes import (
     read_back_matches,
     resize_fields,
     restore_fields,
-    scaled_limit,
     shape_for,
 )
 from slurm_ext.control.submitted import Frame
@@ -28,7 +27,6 @@ from slurm_ext.domain.configuration import Configuration
 from slurm_ext.domain.estimate import Estimate
 from slurm_ext.domain.job import Shape
 from slurm_ext.domain.plan import Decision
-from slurm_ext.domain.snapshot import Snapshot
 
 Refuse = Callable[[Case, str], None]
 
@@ -81,15 +79,13 @@ class Planner:
 
     def __init__(
         self,
-        snapshot: Snapshot,
         index: PoolIndex,
-        growth: GrowthGuard,
+        offers: Offers,
         at_submitted: Mapping[str, Estimate],
         refuse: Refuse,
     ) -> None:
-        self._snapshot = snapshot
         self._index = index
-        self._growth = growth
+        self._offers = offers
         self._at_submitted = at_submitted
         self._refuse = refuse
 
@@ -114,24 +110,19 @@ class Planner:
             return f"its form cannot take {planned.gpus} GPUs as {planned.placement}"
         if shape == case.entry.failed:
             return f"Slurm failed to take {shape.gpus} GPUs on {shape.nodes} nodes in this attempt"
-        limit_s = None
-        if shape.gpus != frame.gpus:
-            choice = scaled_limit(
-                case.entry.submitted_limit_s,
-                decision.remaining_s,
-                self._at_submitted.get(case.job_id),
-                longest_s(case.job, self._snapshot),
-            )
-            if choice.refusal:
-                return choice.refusal
-            limit_s = choice.limit_s
-        elif case.entry.written_limit_s is not None:
-            limit_s = case.entry.submitted_limit_s
-        delays = self._growth.refusal(
-            case.job, shape, limit_s, frame.shape, case.entry.submitted_limit_s
+        if shape.gpus in case.entry.unstarted and shape.gpus != frame.gpus:
+            return f"Slurm did not start it on {shape.gpus} GPUs in this attempt"
+        choice = self._offers.limit(
+            case.job,
+            case.entry,
+            frame,
+            shape,
+            decision.remaining_s,
+            self._at_submitted.get(case.job_id),
         )
-        if delays:
-            return delays
+        if choice.refusal:
+            return choice.refusal
+        limit_s = choice.limit_s
         nodes = self._nodes(case, decision, shape, frame)
         pool = self._index.pool_of(case.job)
         memory = [n.memory_mib for n in pool.nodes if n.memory_mib] if pool is not None else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from slurm_ext.control.changes import DecisionLog
 from slurm_ext.control.config import Config
@@ -33,13 +33,20 @@ _log = logging.getLogger(__name__)
 class Teller:
     """Log, spool and metrics of one daemon."""
 
-    def __init__(self, config: Config, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        config: Config,
+        metrics: Metrics,
+        prepare_spool: Callable[[Spool], None] = Spool.prepare,
+    ) -> None:
         self._config = config
+        self._prepare_spool = prepare_spool
         self._metrics = metrics
         self._news = DecisionLog()
         self._keeper = DocumentKeeper()
         self._told = ""
         self._shown_index: ThroughputIndex | None = None
+        self._whole_written = False
         self.spool: SpoolThread | None = None
         self.prepare()
 
@@ -47,6 +54,7 @@ class Teller:
         """Take over a configuration."""
         self._config = config
         self._shown_index = None  # the new spool may have no copy of the table
+        self._whole_written = False
         self.spool = None
         self.prepare()
 
@@ -56,7 +64,7 @@ class Teller:
             return True
         spool = SpoolThread(Spool(self._config.spool), self._config.command_timeout_s)
         try:
-            spool.call(Spool.prepare)
+            spool.call(self._prepare_spool)
             # What an earlier daemon wrote need not be written again, and is ours to remove.
             self._keeper.wrote(spool.call(lambda found: found.read_plans()).values())
         except (DataError, SourceMissingError) as exc:
@@ -104,13 +112,21 @@ class Teller:
         mode: Mode,
         rules: ActingRules,
         cycle: int,
+        not_done: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        """Write every document that tells something new, and the one of the whole."""
-        due = self._keeper.due(build_documents(seen, shown, ledger, mode, rules))
+        """Write every document that tells something new, and the one of the whole.
+
+        ``not_done`` says by job what its plan wants and could not be carried out.
+        """
+        self._look_for_losses()
+        due = self._keeper.due(
+            build_documents(seen, shown, ledger, mode, rules, not_done=not_done or {})
+        )
         due += self._keeper.running(
-            job for job in seen.snapshot.running() if job.job_id in seen.directives
+            job for job in seen.snapshot.jobs if job.job_id in seen.directives
         )
         due += self._keeper.ended({job.base_id for job in seen.snapshot.jobs})
+        due += self._keeper.lost(document.base_id for document in due)
         if due and self._to_spool(lambda spool: spool.write_plans(due)):
             self._keeper.wrote(due)
         refusal = facts_from(seen.slurm).refusal()
@@ -127,8 +143,24 @@ class Teller:
             jobs=len(shown.plan.decisions),
             verdicts=dict(Counter(d.verdict.value for d in shown.plan.decisions.values())),
         )
-        self._to_spool(lambda spool: spool.write_cluster(whole))
+        self._whole_written |= self._to_spool(lambda spool: spool.write_cluster(whole))
         self._show_table(seen.sources)
+
+    def _look_for_losses(self) -> None:
+        """Where somebody emptied the spool beside us, everything is written once more."""
+        if self.spool is None or not self._whole_written:
+            return
+        try:
+            if self.spool.call(Spool.intact):
+                return
+            self.spool.call(Spool.prepare)
+        except (DataError, SourceMissingError) as exc:
+            self._complain(str(exc))
+            return
+        _log.warning("spool: documents were removed; all of them are written again")
+        self._whole_written = False
+        self._shown_index = None
+        self._keeper.lose()
 
     def _show_table(self, sources: EstimateSources) -> None:
         """Copy the throughput table into the spool when it was read anew: it lies out of reach."""

@@ -155,10 +155,14 @@ def foretell(
         rules_from(config),
         acts={p.name: frozenset(acting.get(p.name, ())) or EVERYTHING for p in snapshot.partitions},
     )
+    # The number that the new job would get may be that of an ended job whose document still lies
+    # there: nothing of it is the new job's.
+    documents = {base_id: d for base_id, d in documents.items() if base_id != job.base_id}
     ledger = _ledger(seen, documents, rules)
     policy = policy_from(config)
     previous = _previous(seen, documents, whole)
-    decided = decide(seen, ledger, rules, slurm, config, policy, previous)
+    known = {d.job_id for d in documents.values() if d.permit.order or d.permit.resize}
+    decided = decide(seen, ledger, rules, slurm, config, policy, previous, also_planned=known)
     decided = _completed(decided, seen, documents, policy)
     documents_now = build_documents(seen, decided, ledger, Mode.ACTING, rules)
     acts = bool(acting.get(job.partition))
@@ -254,7 +258,8 @@ def _completed(
     decided: Decided, seen: Observation, documents: Mapping[int, PlanDocument], policy: Policy
 ) -> Decided:
     """Decided again with the jobs of which only the document is known; the same without such."""
-    index = PoolIndex(seen.snapshot)
+    ours = {d.job_id: d.ours for d in documents.values() if d.ours is not None}
+    index = PoolIndex(seen.snapshot, ours)
     facts = dict(decided.view.facts)
     pools = dict(decided.pools)
     for job in seen.snapshot.pending():

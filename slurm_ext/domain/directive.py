@@ -79,10 +79,6 @@ class Quality(NamedTuple):
     comparison: str
     bound: float
 
-    def met_by(self, value: float) -> bool:
-        """Whether ``value`` keeps the bound. A NaN never does."""
-        return value >= self.bound if self.comparison == ">=" else value <= self.bound
-
 
 @dataclass(frozen=True, slots=True)
 class GpuRequest:
@@ -265,16 +261,6 @@ def parse_comment(text: str, *, now_s: float, place: str = "--comment") -> Direc
             )
         given[name] = value
     return parse_options(given, now_s=now_s, place=place)
-
-
-def fill_from_environment(given: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """``given`` plus the environment twins of what is absent and not excluded by what is given."""
-    filled = {_lookup(name, text, "").name: text for name, text in given.items()}
-    for option in OPTIONS:
-        value = environ.get(option.twin)
-        if value is not None and option.name not in filled and option.excludes not in filled:
-            filled[option.name] = value
-    return filled
 
 
 def from_json(text: str) -> Directive:

@@ -48,6 +48,12 @@ class LedgerEntry:
     ``tries`` counts writes of ``written`` that were not read back. ``given_back`` tells that it was
     written to restore the submitted one (a planned shape may have the same numbers). A shape that
     failed too often is ``failed`` and not tried again in this attempt.
+
+    ``unstarted`` are GPU counts in which Slurm did not start the job in this attempt although it
+    was let go: they are not tried again either. ``reason_before`` is Slurm's reason at the time of
+    that write, which it goes on showing until it next looks at the job. ``resized_by_hand`` tells
+    that somebody else gave the job another size, which it keeps; ``first_nodes`` is the node count
+    that Slurm showed at first, by which a later one is told from one that Slurm derived.
     """
 
     job_id: str
@@ -70,3 +76,7 @@ class LedgerEntry:
     tries: int = 0
     failed: Shape | None = None
     given_back: bool = False
+    unstarted: tuple[int, ...] = ()
+    reason_before: str = ""
+    resized_by_hand: bool = False
+    first_nodes: int | None = None

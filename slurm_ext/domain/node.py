@@ -74,8 +74,13 @@ class Reservation:
 class Limits:
     """Limits that Slurm stops checking once an Operator has changed a job, so we check them.
 
-    ``None`` is unlimited. ``name`` says whose limits they are (``qos normal``). ``grp_gpus`` and
-    ``grp_nodes`` bound the sum over the jobs of that QOS or association that run at once.
+    ``None`` is unlimited. ``name`` says whose limits they are (``qos normal``). ``grp_*`` bound the
+    sum over the jobs that run at once, of an association over all associations below it; ``parent``
+    is the key of the association above. ``max_*_per_user`` and ``max_*_per_account`` bound such a
+    sum over the jobs of one user or account in a QOS. Minutes are GPUs (CPUs) times minutes of time
+    limit: of one job (``max_*_minutes_per_job``), of all that run (``grp_*_run_minutes``), or ever
+    (``grp_*_minutes``, of which ``used_*_minutes`` were used when this was read).
+    ``over_partition`` says that this QOS goes before the partition's own (OverPartQOS).
     """
 
     name: str
@@ -88,6 +93,25 @@ class Limits:
     max_gpus_per_user: int | None = None
     max_nodes_per_user: int | None = None
     min_gpus_per_job: int | None = None
+    max_memory_mib_per_job: int | None = None
+    grp_cpus: int | None = None
+    grp_memory_mib: int | None = None
+    max_cpus_per_user: int | None = None
+    max_memory_mib_per_user: int | None = None
+    max_gpus_per_account: int | None = None
+    max_nodes_per_account: int | None = None
+    max_cpus_per_account: int | None = None
+    max_memory_mib_per_account: int | None = None
+    max_gpu_minutes_per_job: int | None = None
+    max_cpu_minutes_per_job: int | None = None
+    grp_gpu_run_minutes: int | None = None
+    grp_cpu_run_minutes: int | None = None
+    grp_gpu_minutes: int | None = None
+    grp_cpu_minutes: int | None = None
+    used_gpu_minutes: int = 0
+    used_cpu_minutes: int = 0
+    parent: str = ""
+    over_partition: bool = False
 
 
 @dataclass(frozen=True, slots=True)

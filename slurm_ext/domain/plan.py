@@ -24,6 +24,9 @@ class Verdict(StrEnum):
     RESERVE  leave it to Slurm in its present shape, so that Slurm reserves for it
     ORDER    only its place in the queue is ours
     LEAVE    nothing about it is ours; ``reason`` says why
+    STOP     a running job gives its GPUs back and waits again. Only preemptive policies say it,
+             and only for jobs of ``View.running``, which the daemon leaves empty. START for such a
+             job means: stop it and start it at once in this configuration.
     """
 
     START = "start"
@@ -31,6 +34,7 @@ class Verdict(StrEnum):
     RESERVE = "reserve"
     ORDER = "order"
     LEAVE = "leave"
+    STOP = "stop"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ class Decision:
     pool: str = ""
     terms: tuple[Term, ...] = ()
     wanted_since_s: float | None = None
+
+    @property
+    def left_to_slurm(self) -> bool:
+        """Whether it should have started, but Slurm did not start it."""
+        return self.verdict is Verdict.ORDER and self.wanted_since_s is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ randomness and no I/O, so that the daemon and the simulator can call the very sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Plan
 from slurm_ext.domain.snapshot import Snapshot
 
@@ -28,12 +29,13 @@ class Permit:
 
 @dataclass(frozen=True, slots=True)
 class JobFacts:
-    """What a policy knows about one pending job besides its row in the snapshot.
+    """What a policy knows about one job besides its row in the snapshot.
 
     ``candidates`` are already filtered by memory, directive, limits and shape; they hold at
     least the present shape. ``waiting_since_s`` is the *first* submission. ``weight`` (> 0) is
     the fairness or class weight. ``pool`` names the pool whose GPUs the job competes for.
-    ``deadline_s`` is an epoch second.
+    ``deadline_s`` is an epoch second. ``attained_gpu_s`` are the GPU-seconds that the job has
+    held so far, over all attempts, start-up included.
     """
 
     candidates: tuple[Candidate, ...]
@@ -42,6 +44,7 @@ class JobFacts:
     weight: float = 1.0
     pool: str = ""
     deadline_s: float | None = None
+    attained_gpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,13 @@ class View:
     ``previous`` is the last plan (for hysteresis: a changed plan must be better by a margin).
     ``free_at_s`` estimates for each running job when it ends (epoch seconds). ``carried_out`` is
     false for an observer's plan: that Slurm does not start what it wants means nothing then.
+    ``running`` holds the jobs that a policy may stop; empty (the daemon's case) means that none
+    may be. Their candidates say what a *restart* from here would take, all costs included: going
+    on as they are takes until ``free_at_s``. ``brief`` means that nobody will read the plan: it may
+    then leave out jobs for which nothing is to be done. ``queues``, where it is known already,
+    holds for each pool all pending jobs that compete for it, by falling priority, then by
+    submission, and every pending job is in one of them; ``shortest`` holds the same jobs by the
+    remaining time of their present GPU count. Both tell nothing that ``facts`` does not tell.
     """
 
     snapshot: Snapshot
@@ -59,10 +69,18 @@ class View:
     free_at_s: Mapping[str, float] = field(default_factory=dict)
     previous: Plan | None = None
     carried_out: bool = True
+    running: Mapping[str, JobFacts] = field(default_factory=dict)
+    brief: bool = False
+    queues: Mapping[str, Sequence[Job]] | None = None
+    shortest: Mapping[str, Sequence[Job]] | None = None
 
 
 class Policy(Protocol):
-    """A named decision rule. Calling it twice with equal arguments gives equal plans."""
+    """A named decision rule. Calling it twice with equal arguments gives equal plans.
+
+    One that stops running jobs also has an attribute ``preemptive`` that is true; without it no
+    job of ``View.running`` is shown.
+    """
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ them from here. Layout below the spool (world-writable and sticky, owned by the 
     plans/<job>.json            one plan document per job, owned by the daemon
     plans/cluster.json          what the daemon does as a whole
     plans/throughput.sqlite     a copy of the throughput table, for explain --script
+    plans/daemon.lock           held by the daemon whose spool this is
     <uid>/progress-<id>.json    progress of a running job, owned by the user
     <uid>/request-<job>.json    the user's last request about a job
 

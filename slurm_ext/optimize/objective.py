@@ -50,11 +50,10 @@ MIN_REMAINING_S = 1.0
 class Weights:
     """How much each term counts; all are pure numbers except ``patience_s``.
 
-    Two defaults come from replaying the eight titan_fm workloads (32 GPUs, up to 16 per job, no
-    preemption).  ``start``: 0.05 to 0.25 raises the average JCT by 1 to 2 % in the geometric mean
-    and does not shorten the tail; it is for sites where every user should see a job running.
-    ``patience_s``: against no waiting term, 2 h costs 0.7 % of the average JCT and shortens p99 by
-    9 to 11 % on the two most loaded workloads; 1 h costs 2 % and gains 21 to 32 % there.
+    Two defaults were measured (``python -m tests.bench.replay_ideal --ablation``; the numbers are
+    in docs/policy.md).  ``start`` above 0 makes the average JCT longer and does not shorten the
+    tail; it is for sites where every user should see a job running.  ``patience_s``: two hours
+    shorten the tail for little of the average JCT, one hour buys more of that for more.
     """
 
     progress: float = 1.0

@@ -22,7 +22,14 @@ from slurm_ext.domain.node import Node, Topology
 from slurm_ext.domain.plan import Decision, Plan, Verdict
 from slurm_ext.domain.policy import View
 from slurm_ext.policy.placement import TopologyRule, seat
-from slurm_ext.policy.queue import Field, fields, present_candidate, request_for
+from slurm_ext.policy.queue import (
+    Field,
+    Shape,
+    fields,
+    present_candidate,
+    request_for,
+    shape_of,
+)
 from slurm_ext.policy.telling import leave
 
 
@@ -44,7 +51,7 @@ class Backfill:
         for group in fields(view):
             for decision in _Pass(view, group, now, self).decide():
                 decisions[decision.job_id] = decision
-        for job in view.snapshot.pending():
+        for job in () if view.brief else view.snapshot.pending():
             fact = view.facts.get(job.job_id)
             if fact is not None and job.job_id not in decisions:
                 decisions[job.job_id] = leave(job, fact, len(decisions))
@@ -69,6 +76,27 @@ class _Reservation:
     left_over: dict[str, Node]
 
 
+class _Room:
+    """Nodes that fill up while a queue is walked through.
+
+    Finding a seat looks at every node, so what found none is remembered: nodes only fill up here.
+    """
+
+    def __init__(self, nodes: dict[str, Node]) -> None:
+        self.nodes = nodes
+        self.free = sum(node.gpus_free for node in nodes.values())
+        self.full: set[Shape] = set()
+
+    def take(self, job: Job, names: Sequence[str], candidate: Candidate) -> dict[str, int]:
+        """Book the candidate on the named nodes (the order of `seat`); the GPUs taken on each."""
+        taken = dict(zip(names, _shares(candidate), strict=True))
+        for name, share in taken.items():
+            before = self.nodes[name]
+            self.nodes[name] = _book(before, job, share)
+            self.free += self.nodes[name].gpus_free - before.gpus_free
+        return taken
+
+
 class _Pass:
     """One field, once through its queue. Holds the mutable books of that walk."""
 
@@ -78,73 +106,100 @@ class _Pass:
         self._now = now
         self._rule = policy.topology_rule
         self._reserve = policy.reserve
-        self._free = {node.name: node for node in group.nodes}
-        self._held = [
-            _Held(job, _end_by_limit(job, now), _held_by(job, self._free))
-            for job in view.snapshot.running()
-            if job.gpus
-        ]
+        self._room = _Room({node.name: node for node in group.nodes})
+        self._at_first = dict(self._room.nodes)
+        self._begun: list[_Held] = []
         self._reservation: _Reservation | None = None
+        self._beside: _Room | None = None
 
     def decide(self) -> Iterator[Decision]:
-        order = sorted(self._group.jobs, key=lambda job: (-job.priority, job.submit_s, job.base_id))
+        order: Sequence[Job] = self._group.jobs
+        if self._view.queues is None or len(self._group.pools) > 1:
+            order = sorted(order, key=lambda job: (-job.priority, job.submit_s, job.base_id))
         for rank, job in enumerate(order):
             candidate = present_candidate(job, self._view.facts[job.job_id])
             nodes = self._start(job, candidate)
             if nodes is not None:
                 yield self._decision(job, candidate, rank, Verdict.START, nodes)
                 continue
-            if self._reservation is None:
+            ahead = self._reservation
+            if self._view.brief and not (self._reserve and self._room.free):
+                return
+            if ahead is None:
                 self._reservation = self._plan_ahead(job, candidate)
-                yield self._decision(job, candidate, rank, Verdict.RESERVE)
-            else:
-                yield self._decision(job, candidate, rank, Verdict.ORDER)
+            if self._view.brief:
+                continue
+            yield self._decision(
+                job, candidate, rank, Verdict.RESERVE if ahead is None else Verdict.ORDER
+            )
 
     def _start(self, job: Job, candidate: Candidate) -> tuple[str, ...] | None:
         """Nodes for a start now, booked; None where it has to wait."""
         ahead = self._reservation
         if ahead is not None and not self._reserve:
             return None
-        nodes = self._seat(job, candidate, self._free)
-        if nodes is None:
-            return None
         end_s = self._now + _limit_s(job)
-        if ahead is not None and end_s > ahead.start_s:
-            # It outlasts the head's planned start: only what the head leaves over is free for it.
-            both = {name: _busier(self._free[name], ahead.left_over[name]) for name in self._free}
-            nodes = self._seat(job, candidate, both)
+        if ahead is None or end_s <= ahead.start_s:
+            nodes = self._seat(job, candidate, self._room)
             if nodes is None:
                 return None
-            _take(ahead.left_over, job, nodes, candidate)
-        taken = _take(self._free, job, nodes, candidate)
-        self._held.append(_Held(job, end_s, taken))
+        else:
+            # It outlasts the head's planned start: only what the head leaves over is free for it.
+            if self._beside is None:
+                now, then = self._room.nodes, ahead.left_over
+                self._beside = _Room({name: _busier(now[name], then[name]) for name in now})
+            nodes = self._seat(job, candidate, self._beside)
+            if nodes is None:
+                return None
+            for name, share in zip(nodes, _shares(candidate), strict=True):
+                ahead.left_over[name] = _book(ahead.left_over[name], job, share)
+        self._beside = None
+        self._begun.append(_Held(job, end_s, self._room.take(job, nodes, candidate)))
         return nodes
 
     def _plan_ahead(self, job: Job, candidate: Candidate) -> _Reservation:
         """When and where the head can start if everything that runs lasts until its limit."""
-        nodes = dict(self._free)
-        for held in sorted(self._held, key=lambda item: item.end_s):
-            if math.isinf(held.end_s):
+        nodes = dict(self._room.nodes)
+        held = [
+            _Held(other, _end_by_limit(other, self._now), _held_by(other, self._at_first))
+            for other in self._view.snapshot.running()
+            if other.gpus
+        ]
+        # A seat is looked for only once enough nodes have room for the largest share.
+        largest = max(_shares(candidate), default=0)
+        many = _shares(candidate).count(largest)
+        wide = {name for name, node in nodes.items() if node.gpus_free >= largest}
+        for item in sorted([*held, *self._begun], key=lambda item: item.end_s):
+            if math.isinf(item.end_s):
                 break
-            for name, gpus in held.gpus.items():
-                nodes[name] = _book(nodes[name], held.job, -gpus)
-            seats = self._seat(job, candidate, nodes)
+            for name, gpus in item.gpus.items():
+                nodes[name] = _book(nodes[name], item.job, -gpus)
+                if nodes[name].gpus_free >= largest:
+                    wide.add(name)
+            if len(wide) < many:
+                continue
+            seats = self._seat(job, candidate, room := _Room(nodes))
             if seats is not None:
-                _take(nodes, job, seats, candidate)
-                return _Reservation(job, max(held.end_s, self._now), nodes)
+                room.take(job, seats, candidate)
+                return _Reservation(job, max(item.end_s, self._now), room.nodes)
         # Its start cannot be told (it is too large, or something runs without a limit): nothing
         # can be proven to delay it, so that the queue behind it may use what is free.
-        return _Reservation(job, math.inf, dict(self._free))
+        return _Reservation(job, math.inf, dict(self._room.nodes))
 
-    def _seat(
-        self, job: Job, candidate: Candidate, nodes: dict[str, Node]
-    ) -> tuple[str, ...] | None:
-        if candidate.gpus > sum(node.gpus_free for node in nodes.values()):
+    def _seat(self, job: Job, candidate: Candidate, room: _Room) -> tuple[str, ...] | None:
+        if candidate.gpus > room.free:
             return None
-        pool = self._view.pools[self._view.facts[job.job_id].pool]
-        request = request_for(job, candidate, pool)
+        fact = self._view.facts[job.job_id]
+        shape = shape_of(job, fact, candidate)
+        if shape in room.full:
+            return None
+        request = request_for(job, candidate, self._view.pools[fact.pool])
         topology: Topology = self._view.snapshot.topology
-        return seat((request,), nodes.values(), topology, self._rule).seats.get(job.job_id)
+        seating = seat((request,), room.nodes.values(), topology, self._rule)
+        found = seating.seats.get(job.job_id)
+        if found is None:
+            room.full.add(shape)
+        return found
 
     def _decision(
         self,
@@ -208,14 +263,8 @@ def _held_by(job: Job, nodes: dict[str, Node]) -> dict[str, int]:
     return held
 
 
-def _take(
-    nodes: dict[str, Node], job: Job, names: Sequence[str], candidate: Candidate
-) -> dict[str, int]:
-    """Book the candidate on the named nodes (the order of `seat`); the GPUs taken on each."""
-    shares = sorted(candidate.configuration.placement, reverse=True)
-    for name, share in zip(names, shares, strict=True):
-        nodes[name] = _book(nodes[name], job, share)
-    return dict(zip(names, shares, strict=True))
+def _shares(candidate: Candidate) -> list[int]:
+    return sorted(candidate.configuration.placement, reverse=True)
 
 
 def _book(node: Node, job: Job, gpus: int) -> Node:
@@ -231,9 +280,9 @@ def _book(node: Node, job: Job, gpus: int) -> Node:
 
 def _busier(one: Node, other: Node) -> Node:
     """What is free on a node both now and when the head starts."""
-    return replace(
-        one,
-        gpus_alloc=max(one.gpus_alloc, other.gpus_alloc),
-        cpus_alloc=max(one.cpus_alloc, other.cpus_alloc),
-        memory_alloc_mib=max(one.memory_alloc_mib, other.memory_alloc_mib),
-    )
+    mine = one.gpus_alloc, one.cpus_alloc, one.memory_alloc_mib
+    theirs = other.gpus_alloc, other.cpus_alloc, other.memory_alloc_mib
+    most = tuple(map(max, mine, theirs))
+    if most == mine:
+        return one
+    return replace(one, gpus_alloc=most[0], cpus_alloc=most[1], memory_alloc_mib=most[2])

@@ -64,7 +64,9 @@ class Seating:
     unseated: tuple[str, ...]
 
 
-def _rooms(nodes: Iterable[Node], topology: Topology) -> list[_Room]:
+def _rooms(nodes: Iterable[Node], topology: Topology, need_gpus: bool) -> list[_Room]:
+    """The nodes on which something could be seated: full ones only cost time."""
+    open_nodes = (n for n in nodes if n.available and (not need_gpus or n.gpus > n.gpus_alloc))
     return [
         _Room(
             name=node.name,
@@ -76,8 +78,7 @@ def _rooms(nodes: Iterable[Node], topology: Topology) -> list[_Room]:
             idle=node.idle,
             leaf=topology.leaf_of.get(node.name, ""),
         )
-        for node in sorted(nodes, key=lambda n: n.name)
-        if node.available
+        for node in sorted(open_nodes, key=lambda n: n.name)
     ]
 
 
@@ -140,7 +141,8 @@ def seat(
     rule: TopologyRule = TopologyRule.PREFERRED,
 ) -> Seating:
     """Seat every request that finds room, larger shares per node first, then by job id."""
-    rooms = _rooms(nodes, topology or Topology())
+    need_gpus = all(share > 0 for request in requests for share in request.placement)
+    rooms = _rooms(nodes, topology or Topology(), need_gpus)
     if not any(room.leaf for room in rooms):
         rule = TopologyRule.IGNORE
     seats: dict[str, tuple[str, ...]] = {}

@@ -30,7 +30,7 @@ class Field:
 
     pools: tuple[str, ...]
     nodes: tuple[Node, ...]
-    jobs: tuple[Job, ...]
+    jobs: Sequence[Job]
     foreign: int
 
     @property
@@ -49,6 +49,8 @@ class Field:
 
 def _components(pools: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Pool keys grouped by shared nodes, in the order of first appearance."""
+    if len(pools) == 1:
+        return [tuple(pools)]
     parent = {key: key for key in pools}
 
     def root(key: str) -> str:
@@ -71,8 +73,28 @@ def _components(pools: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
 def fields(view: View) -> list[Field]:
     """The independent parts of the cluster, each with its competitors in queue order."""
     by_name = {node.name: node for node in view.snapshot.nodes}
-    partitions = {p.name: frozenset(p.node_names) for p in view.snapshot.partitions}
     result: list[Field] = []
+    mine, foreign = _competitors(view)
+    for group in _components(view.pools):
+        names = dict.fromkeys(name for key in group for name in view.pools[key])
+        jobs = mine.get(group[0], ())
+        if len(group) > 1:
+            jobs = tuple(job for key in group for job in mine.get(key, ()))
+        result.append(
+            Field(
+                pools=group,
+                nodes=tuple(by_name[name] for name in names if name in by_name),
+                jobs=jobs,
+                foreign=_touching(foreign, names, view) if foreign else 0,
+            )
+        )
+    return result
+
+
+def _competitors(view: View) -> tuple[Mapping[str, Sequence[Job]], list[Job]]:
+    """Our jobs by pool, and the pending ones that are not ours but could start."""
+    if view.queues is not None:
+        return view.queues, []
     mine: dict[str, list[Job]] = {}
     foreign: list[Job] = []
     for job in view.snapshot.pending():
@@ -81,26 +103,13 @@ def fields(view: View) -> list[Field]:
             mine.setdefault(fact.pool, []).append(job)
         elif job.eligible and not job.held:
             foreign.append(job)
-    for group in _components(view.pools):
-        names: dict[str, None] = {}
-        for key in group:
-            for name in view.pools[key]:
-                names[name] = None
-        touched = sum(
-            1
-            for job in foreign
-            if any(not partitions.get(p, frozenset()).isdisjoint(names) for p in job.partitions)
-        )
-        jobs = [job for key in group for job in mine.get(key, ())]
-        result.append(
-            Field(
-                pools=group,
-                nodes=tuple(by_name[name] for name in names if name in by_name),
-                jobs=tuple(jobs),
-                foreign=touched,
-            )
-        )
-    return result
+    return mine, foreign
+
+
+def _touching(foreign: Iterable[Job], names: Mapping[str, None], view: View) -> int:
+    """How many of these jobs could start on one of the nodes."""
+    near = {p.name for p in view.snapshot.partitions if any(n in names for n in p.node_names)}
+    return sum(1 for job in foreign if not near.isdisjoint(job.partitions))
 
 
 def request_for(job: Job, candidate: Candidate, pool_nodes: Iterable[str]) -> Request:
@@ -117,8 +126,27 @@ def request_for(job: Job, candidate: Candidate, pool_nodes: Iterable[str]) -> Re
     )
 
 
+Shape = tuple[str, tuple[int, ...], float, float, tuple[str, ...], bool]
+
+
+def shape_of(job: Job, fact: JobFacts, candidate: Candidate) -> Shape:
+    """What decides whether a request finds a seat: of equal ones, one stands for all."""
+    gpus = max(1, job.gpus)
+    return (
+        fact.pool,
+        candidate.configuration.placement,
+        job.cpus / gpus,
+        (job.memory_mib or 0) / gpus,
+        job.exc_nodes,
+        job.exclusive,
+    )
+
+
 def present_candidate(job: Job, fact: JobFacts) -> Candidate:
     """The candidate of the job's present GPU count; the nearest one where it is not offered."""
+    for candidate in fact.candidates:
+        if candidate.gpus == job.gpus:
+            return candidate
     return min(
         fact.candidates,
         key=lambda c: (abs(c.gpus - job.gpus), c.gpus),

@@ -101,12 +101,12 @@ def waits(
 
 
 def left_to_slurm(decision: Decision, job: Job, since_s: float | None, now: float) -> Decision:
-    """A start that Slurm did not carry out: in the job's present shape it is Slurm's again."""
+    """A start that Slurm did not carry out: in its submitted shape the job is Slurm's again."""
     tried = "" if since_s is None else f" for {about(now - since_s)}"
     why = f" (it says {job.reason})" if job.reason not in ("", "None") else ""
     return replace(
         decision,
-        verdict=Verdict.RESERVE,
+        verdict=Verdict.ORDER,
         reason=f"it should have started{tried}, but Slurm does not start it{why}",
         waits_for="",
         wanted_since_s=since_s,

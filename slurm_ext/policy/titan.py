@@ -1,6 +1,7 @@
 """Policy ``titan``: which jobs start now, on how many GPUs, on which nodes.
 
-Decides whenever something was submitted or ended. Non-preemptive: a running job is never touched.
+Decides whenever something was submitted or ended. Running jobs are not touched, unless ``growth``
+is set: then they may grow (`slurm_ext.policy.growth`), where the view has jobs that may be stopped.
 Per field (pools that share nodes) the free GPUs are given out by the exact knapsack of
 `slurm_ext.optimize` over each job's candidates; the chosen ones are seated on nodes; a candidate
 that finds no seat is removed and the problem solved again. Everything else waits, in the order of
@@ -14,8 +15,8 @@ Rules beyond the knapsack:
   start now gets its GPUs reserved as EASY would do it: others may start only if they end before
   its expected start or use GPUs that are left over then. It is left to Slurm without a lease.
 * Stuck starts. A job that plans have wanted to start for ``start_patience_s`` and that Slurm does
-  not start (a limit or licence that we do not know of) is left to Slurm as it is, so that its GPUs
-  do not stay idle; after ten times as long it is planned again.
+  not start (a limit or licence that we do not know of) is left to Slurm as submitted, so that its
+  GPUs do not stay idle; after ten times as long it is planned again, on other counts.
 * Head. With foreign jobs in the field, the first of our waiting jobs is left without a lease, so
   that Slurm reserves for it; without foreign jobs there is nobody to protect it from.
 
@@ -35,6 +36,7 @@ from slurm_ext.domain.plan import Decision, Plan, SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import JobFacts, View
 from slurm_ext.optimize.explain import why_not
 from slurm_ext.optimize.objective import (
+    MIN_REMAINING_S,
     Choice,
     Demand,
     Scored,
@@ -52,7 +54,10 @@ from slurm_ext.optimize.problem import (
     value_of,
 )
 from slurm_ext.optimize.solve import allocate, allocate_pools
+from slurm_ext.policy.growth import Grown, Growth, give_way, growths
+from slurm_ext.policy.growth import requests as growth_requests
 from slurm_ext.policy.placement import Seating, TopologyRule, seat
+from slurm_ext.policy.preemptive import released
 from slurm_ext.policy.queue import (
     Field,
     Waiting,
@@ -63,6 +68,7 @@ from slurm_ext.policy.queue import (
     running_releases,
     shadow,
 )
+from slurm_ext.policy.rigid import Rigid, worth_solving
 from slurm_ext.policy.telling import leave, left_to_slurm, started, waits, worth_per_gpu
 
 # A start that failed is planned again after this many times the patience.
@@ -79,6 +85,8 @@ class TitanConfig:
     ``margin`` is the relative gain for which a plan that Slurm has not carried out yet is changed.
     ``max_rounds`` bounds solving again after a candidate found no seat.
     ``start_patience_s`` is how long a start that Slurm does not carry out keeps its GPUs.
+    ``growth`` is the relative gain, all costs paid, for which a running job is started anew on
+    more GPUs; ``None`` leaves running jobs alone.
     """
 
     weights: Weights = field(default_factory=Weights)
@@ -88,6 +96,12 @@ class TitanConfig:
     max_rounds: int = 8
     start_patience_s: float = 120.0
     topology: TopologyRule = TopologyRule.PREFERRED
+    growth: float | None = None
+
+
+# Where running jobs may be started anew. A job that starts small can grow later, so that running
+# at all is worth a term of its own, and the tail may have more weight (docs/policy.md).
+GROWING = TitanConfig(weights=Weights(start=1.0, patience_s=3600.0), growth=0.3)
 
 
 @dataclass(slots=True)
@@ -153,13 +167,18 @@ class TitanPolicy:
     def __init__(self, config: TitanConfig | None = None) -> None:
         self.config = config or TitanConfig()
 
+    @property
+    def preemptive(self) -> bool:
+        """Whether running jobs may be stopped (and started anew on more GPUs)."""
+        return self.config.growth is not None
+
     def __call__(self, view: View, now: float) -> Plan:
         decisions: dict[str, Decision] = {}
         solves: list[SolveInfo] = []
         for part in fields(view):
             self._decide_field(view, part, now, decisions, solves)
         rank = len(decisions)
-        for job in view.snapshot.pending():
+        for job in () if view.brief else view.snapshot.pending():
             fact = view.facts.get(job.job_id)
             if fact is not None and job.job_id not in decisions:
                 decisions[job.job_id] = leave(job, fact, rank)
@@ -194,11 +213,16 @@ class TitanPolicy:
         if blocked is not None:
             _only_behind(blocked, rest, room.gpus_free, starts, releases, now)
         against: Mapping[str, Term] = {}
-        if room.gpus_free > 0 and any(o.candidates for o in rest):
-            chosen, info, against = self._allocate(view, room, rest)
+        growing: list[Growth] = []
+        grown: list[Grown] = []
+        if self.config.growth is not None and blocked is None:
+            growing = growths(view, room, self.config.weights, self.config.growth, now)
+        if growing or (room.gpus_free > 0 and any(o.candidates for o in rest)):
+            chosen, grown, info, against = self._allocate(view, room, rest, growing)
             starts = [*starts, *chosen]
             solves.append(info)
-        self._write(part, opens, starts, blocked, against, releases, now, decisions)
+        waiting = () if view.brief else opens
+        self._write(part, waiting, starts, grown, blocked, against, releases, now, decisions)
 
     def _remember(self, item: _Open, last: Decision, carried_out: bool) -> None:
         """What the last plan wanted of the job, and whether Slurm has failed to do it."""
@@ -211,7 +235,7 @@ class TitanPolicy:
         waited = item.now - since
         if last.verdict is Verdict.START:
             item.stuck = waited > patience
-        elif last.verdict is Verdict.RESERVE and waited <= STUCK_FOR * patience:
+        elif last.left_to_slurm and waited <= STUCK_FOR * patience:
             item.stuck = True
             item.wanted_since_s = since
 
@@ -242,8 +266,17 @@ class TitanPolicy:
 
     # -- the knapsack ------------------------------------------------------------------------
 
-    def _seat(self, view: View, part: Field, chosen: Sequence[tuple[_Open, Candidate]]) -> Seating:
+    def _seat(
+        self,
+        view: View,
+        part: Field,
+        chosen: Sequence[tuple[_Open, Candidate]],
+        grow: Sequence[tuple[Growth, int]] = (),
+    ) -> Seating:
         requests = [request_for(o.job, c, view.pools[o.fact.pool]) for o, c in chosen]
+        if grow:
+            requests += growth_requests(view, grow)
+            part = released(part, [growth.contender for growth, _ in grow])
         return seat(requests, part.nodes, view.snapshot.topology, self.config.topology)
 
     def _solve(self, view: View, part: Field, items: Sequence[Item]) -> Solution:
@@ -252,10 +285,17 @@ class TitanPolicy:
         return allocate_pools(_pool_problem(part, view, items), self.config.time_limit_s)
 
     def _solve_keeping(
-        self, view: View, part: Field, live: Sequence[_Open], demands: Sequence[Demand]
+        self,
+        view: View,
+        part: Field,
+        live: Sequence[_Open],
+        demands: Sequence[Demand],
+        growing: Sequence[Growth] = (),
     ) -> tuple[Solution, Scored]:
         """Prefer what the last plan started, unless the new choice is better by the margin."""
         items, terms = build_items(demands, self.config.weights)
+        items = (*items, *(growth.item for growth in growing))
+        terms |= {growth.key: growth.terms for growth in growing}
         scored = Scored(Problem(items, part.gpus_free), terms)
         free = self._solve(view, part, items)
         kept = {
@@ -284,19 +324,36 @@ class TitanPolicy:
         return solution, scored
 
     def _allocate(
-        self, view: View, part: Field, rest: Sequence[_Open]
-    ) -> tuple[list[_Start], SolveInfo, dict[str, Term]]:
-        """Solve and seat; drop candidates that find no seat and solve again."""
+        self, view: View, part: Field, rest: Sequence[_Open], growing: Sequence[Growth]
+    ) -> tuple[list[_Start], list[Grown], SolveInfo, dict[str, Term]]:
+        """Solve and seat; drop candidates that find no seat and solve again.
+
+        A candidate that was dropped may find a seat beside what was chosen in the end: what is
+        left over is given out again.
+        """
         by_id = {o.job.job_id: o for o in rest}
+        offered = {key: list(o.candidates) for key, o in by_id.items()}
         for attempt in range(1, self.config.max_rounds + 1):
+            last = attempt == self.config.max_rounds
+            # Starts come first where seats are scarce; and in the last round, which takes what
+            # finds a seat, no running job may lose its place.
+            growing = growing if attempt <= self.config.max_rounds // 2 else ()
             live = [o for o in rest if o.candidates]
+            if view.brief:
+                live = worth_solving(live, part.gpus_free, self._rigid)
             demands = {o.job.job_id: o.demand for o in live}
-            solution, scored = self._solve_keeping(view, part, live, list(demands.values()))
-            chosen = solution.chosen
+            solution, scored = self._solve_keeping(
+                view, part, live, list(demands.values()), growing
+            )
+            chosen = {key: index for key, index in solution.chosen.items() if key in by_id}
+            grow = [(g, solution.chosen[g.key]) for g in growing if g.key in solution.chosen]
             pairs = [(by_id[key], by_id[key].candidates[index]) for key, index in chosen.items()]
-            seating = self._seat(view, part, pairs)
-            if not seating.unseated or attempt == self.config.max_rounds:
+            seating = self._seat(view, part, pairs, grow)
+            if not seating.unseated or last:
                 break
+            if grow:
+                growing = give_way(growing, grow, seating.unseated)
+                continue
             for key in seating.unseated:
                 del by_id[key].candidates[chosen[key]]
         starts = [
@@ -309,6 +366,10 @@ class TitanPolicy:
             for key, index in chosen.items()
             if key in seating.seats
         ]
+        grown = [
+            Grown(g.contender, g.candidates[index], seating.seats[g.key], g.terms[index])
+            for g, index in grow
+        ]
         again = f"solved {attempt} times until every job had a seat" if attempt > 1 else ""
         info = SolveInfo(
             pool=",".join(part.pools),
@@ -320,7 +381,30 @@ class TitanPolicy:
             gpus_free=part.gpus_free,
             note="; ".join(n for n in (solution.note, again) if n),
         )
-        return starts, info, _reasons(part, live, scored, solution)
+        against = {} if view.brief else _reasons(part, live, scored, solution)
+        if attempt > 1 and starts and not growing:
+            left = part.less(_gpus_on_nodes(starts))
+            others = [o for o in rest if o.job.job_id not in {s.key for s in starts}]
+            for item in others:
+                item.candidates = offered[item.job.job_id]
+            if left.gpus_free > 0 and any(o.candidates for o in others):
+                more, _, _, more_against = self._allocate(view, left, others, ())
+                return [*starts, *more], grown, info, {**against, **more_against}
+        return starts, grown, info, against
+
+    def _rigid(self, item: _Open) -> Rigid[_Open] | None:
+        """What an undistinguished job with one candidate is worth, as the objective has it."""
+        fact, weights = item.fact, self.config.weights
+        if len(item.candidates) != 1 or item.planned is not None:
+            return None
+        if fact.weight != 1.0 or fact.deadline_s is not None:
+            return None
+        candidate = item.candidates[0]
+        left_s = max(candidate.remaining_s.value, MIN_REMAINING_S)
+        waited_s = max(0.0, item.now - fact.waiting_since_s)
+        value = (weights.progress + weights.start) / left_s
+        value += weights.waiting * waited_s / weights.patience_s**2
+        return Rigid(item, candidate.gpus, fact.pool, value)
 
     # -- the plan ----------------------------------------------------------------------------
 
@@ -329,6 +413,7 @@ class TitanPolicy:
         part: Field,
         opens: Sequence[_Open],
         starts: Sequence[_Start],
+        grown: Sequence[Grown],
         blocked: _Open | None,
         against: Mapping[str, Term],
         releases: Sequence[tuple[float, int]],
@@ -352,6 +437,7 @@ class TitanPolicy:
             *((now + s.candidate.remaining_s.value, s.candidate.gpus) for s in starts),
         ]
         left = part.gpus_free - sum(s.candidate.gpus for s in starts)
+        left -= sum(g.more_gpus for g in grown)
         begin = forecast([w for w, _ in rows], left, soon, now)
         for place, (item, fact) in enumerate(rows):
             # Slurm reserves for the job that blocks the others; else, where foreign jobs could
@@ -362,6 +448,8 @@ class TitanPolicy:
             if key in stuck:
                 decision = left_to_slurm(decision, item.job, stuck[key].wanted_since_s, now)
             decisions[key] = _with_reason(decision, against)
+        for rank, larger in enumerate(grown, len(order) + len(rows)):
+            decisions[larger.contender.key] = larger.decision(rank)
 
 
 def _with_reason(decision: Decision, against: Mapping[str, Term]) -> Decision:

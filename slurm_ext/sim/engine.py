@@ -1,311 +1,504 @@
 """The replay itself: jobs arrive, a policy decides, jobs run for their true time to the end.
 
-Event-driven: the clock jumps from one arrival or end to the next, all events of one instant are
-taken together, and then the policy is asked once. So a policy reacts at once; what a real cluster
-adds (a cycle's delay, leases, whole-minute limits) is not modelled here.
+Event-driven: the clock jumps from one event to the next, all events of one instant are taken
+together, and then the policy is asked once, at that instant or, where it has an interval, at the
+next multiple of it. Whatever a start, a stop or Slurm costs is in `Costs` and `Overhead`; both are
+nothing by default, and then a policy reacts at once.
 
 The engine carries out a plan and judges nothing: a START that finds no room is not an error, it
-stays pending, as it would in Slurm, and is counted. The choice a reader would question: only
-verdict START starts a job. RESERVE and ORDER leave a job to Slurm's own scheduler in the daemon;
-here the policy that wants this says START itself.
+stays pending, as it would in Slurm, and is counted. Stops come before starts, so that a plan may
+give away what it takes back. The choices a reader would question: only verdict START starts a job
+(RESERVE and ORDER leave a job to Slurm's own scheduler in the daemon; here the policy that wants
+this says START itself); and a policy that stops no jobs is not asked while fewer GPUs are free than
+any waiting job needs, because there is nothing that it could want then.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from slurm_ext.domain.configuration import Candidate, Configuration
-from slurm_ext.domain.errors import SlurmExtError
-from slurm_ext.domain.job import Job, JobState
-from slurm_ext.domain.node import Node, Partition
+from slurm_ext.domain.configuration import Configuration
+from slurm_ext.domain.node import Partition
 from slurm_ext.domain.plan import Decision, Plan, Verdict
-from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
-from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.domain.policy import Policy, View
 from slurm_ext.policy.placement import Request, seat
+from slurm_ext.sim.attempt import Attempt, Progress, attempt
+from slurm_ext.sim.costs import Costs
+from slurm_ext.sim.hardware import PARTITION, Hardware
+from slurm_ext.sim.model import Run, Schedule, SimJob, SimulationError
+from slurm_ext.sim.outages import Outage
+from slurm_ext.sim.views import Picture, Restarts, Rows
 
-PARTITION = "main"
+__all__ = [
+    "PARTITION",
+    "Hardware",
+    "Run",
+    "Schedule",
+    "SimJob",
+    "SimulationError",
+    "replay",
+    "seats_overlap",
+]
 
-
-class SimulationError(SlurmExtError):
-    """A replay cannot go on, or a policy broke its contract."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hardware:
-    """The machine that is replayed. ``pooled`` ignores node borders: any free GPUs will do."""
-
-    nodes: int = 8
-    gpus_per_node: int = 4
-    pooled: bool = False
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of all nodes."""
-        return self.nodes * self.gpus_per_node
-
-    def placement(self, gpus: int) -> tuple[int, ...]:
-        """GPUs per node for a job of this size: the fewest nodes."""
-        if self.pooled:
-            return (gpus,)
-        whole, rest = divmod(gpus, self.gpus_per_node)
-        return (self.gpus_per_node,) * whole + ((rest,) if rest else ())
-
-    def inventory(self) -> tuple[Node, ...]:
-        """The nodes, all free. Pooled hardware is one node that holds every GPU."""
-        count, size = (1, self.gpus) if self.pooled else (self.nodes, self.gpus_per_node)
-        width = len(str(count))
-        return tuple(
-            Node(
-                name=f"n{index:0{width}d}",
-                gpus=size,
-                cpus=size,
-                partitions=frozenset({PARTITION}),
-            )
-            for index in range(1, count + 1)
-        )
+# At one instant these come in this order only for the reader's sake: the policy is asked once,
+# after all of them. Only that a node fails after a job on it ended at that very moment counts.
+_END, _FREE, _UP, _DOWN, _BACK, _ARRIVAL, _TICK = range(7)
+# So often in a row a policy may leave an idle machine idle before the replay is given up.
+_IDLE_TICKS = 1000
+# So often in a row a job may be stopped before it has done anything. A policy to which a restart
+# costs nothing can go on for ever, because each stop is an event that it reacts to.
+_FRUITLESS_STARTS = 500
+# Two moments nearer than this share of a step are one (floating point).
+_SAME = 1e-9
 
 
-@dataclass(frozen=True, slots=True)
-class SimJob:
-    """A job as the replay knows it.
+def replay(
+    jobs: Iterable[SimJob],
+    hardware: Hardware,
+    policy: Policy,
+    costs: Costs | None = None,
+    interval_s: float = 0.0,
+    outages: Sequence[Outage] = (),
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    brief: bool = True,
+) -> Schedule:
+    """Run every job from arrival to end.
 
-    ``candidates`` is what the policy may see; ``true_run_s`` (GPU count -> seconds) is what
-    happens. ``limit_s`` is the user's time limit. ``error_free_s`` is the run at the requested
-    GPUs without the hidden error, the yardstick of slowdown.
-    """
-
-    job_id: str
-    submit_s: float
-    gpus: int
-    limit_s: float
-    candidates: tuple[Candidate, ...]
-    true_run_s: Mapping[int, float]
-    error_free_s: float
-    user: str = "user"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One start of one job, with the GPUs it held on each node."""
-
-    job_id: str
-    submit_s: float
-    start_s: float
-    end_s: float
-    gpus: int
-    seats: Mapping[str, int]
-    error_free_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """What a replay did. ``refused_starts`` counts STARTs of a plan that found no room."""
-
-    policy: str
-    gpus: int
-    runs: tuple[Run, ...]
-    decisions: int = 0
-    refused_starts: int = 0
-
-
-@dataclass(slots=True)
-class _State:
-    """The books of one replay."""
-
-    nodes: dict[str, Node]
-    pending: dict[str, SimJob] = field(default_factory=dict)
-    running: dict[str, Run] = field(default_factory=dict)
-    by_id: dict[str, SimJob] = field(default_factory=dict)
-    done: list[Run] = field(default_factory=list)
-    decisions: int = 0
-    refused: int = 0
-
-
-# At one instant ends come before arrivals only for the reader's sake: the policy is asked once,
-# after both.
-_END, _ARRIVAL = 0, 1
-
-
-def replay(jobs: Iterable[SimJob], hardware: Hardware, policy: Policy) -> Schedule:
-    """Run every job once, from arrival to end.
-
+    ``interval_s`` is the time between two decisions, 0 = whenever something happens. ``progress``
+    is called with (finished, all) after each job. ``brief`` tells the policy that nobody reads why.
     Raises SimulationError when jobs are left that nothing will ever start, or when the policy
     starts a configuration that the job does not have.
     """
-    state = _State(nodes={node.name: node for node in hardware.inventory()})
-    events: list[tuple[float, int, int, str]] = []
-    for index, job in enumerate(jobs):
-        if job.job_id in state.by_id:
+    if not (math.isfinite(interval_s) and interval_s >= 0):
+        raise SimulationError(f"decision interval {interval_s!r}: use 0 or more seconds")
+    run = _Replay(tuple(jobs), hardware, policy, costs or Costs(), interval_s, outages, brief)
+    return run.go(progress)
+
+
+class _Replay:
+    """The books of one replay."""
+
+    def __init__(
+        self,
+        jobs: tuple[SimJob, ...],
+        hardware: Hardware,
+        policy: Policy,
+        costs: Costs,
+        interval_s: float,
+        outages: Sequence[Outage],
+        brief: bool,
+    ) -> None:
+        self._jobs = jobs
+        self._place = {job.job_id: index for index, job in enumerate(jobs)}
+        if len(self._place) < len(jobs):
+            twice = [key for key, count in Counter(j.job_id for j in jobs).items() if count > 1]
+            raise SimulationError(f"job {twice[0]} appears twice in the workload; use each id once")
+        self._gpus = hardware.gpus
+        self._policy = policy
+        self._preemptive = bool(getattr(policy, "preemptive", False))
+        self._costs = costs
+        self._interval_s = interval_s
+        self._outages = outages
+        self._brief = brief
+        self._nodes = {node.name: node for node in hardware.inventory()}
+        self._pools = hardware.pools()
+        self._pool_of = {job.job_id: self._pool(job, hardware) for job in jobs}
+        self._partitions = (Partition(PARTITION, tuple(self._nodes), default=True),)
+        self._away: Counter[str] = Counter()
+        self._rows = Rows()
+        self._live: dict[str, Attempt] = {}
+        self._stopping: dict[str, str] = {}
+        self._expected: dict[str, float] = {}
+        self._progress = dict.fromkeys(self._place, Progress())
+        self._queued_s: dict[str, float] = {}
+        self._fruitless: Counter[str] = Counter()
+        self._needs: Counter[int] = Counter()
+        self._need = {
+            job.job_id: min((c.gpus for c in job.candidates), default=job.gpus) for job in jobs
+        }
+        self._free_gpus = self._gpus
+        self._warm: dict[str, list[tuple[float, str, int]]] = {}
+        self._done: list[list[Run]] = [[] for _ in jobs]
+        self._finished = 0
+        self._previous: Plan | None = None
+        self._decisions = 0
+        self._refused = 0
+        self._due_s: float | None = None
+        self._real_events = 0
+        self._idle_ticks = 0
+        self._events: list[tuple[float, int, int, int]] = []
+
+    # -- the clock ---------------------------------------------------------------------------
+
+    def go(self, progress: Callable[[int, int], None] | None) -> Schedule:
+        grace = self._costs.overhead.grace_s
+        for index, job in enumerate(self._jobs):
+            self._push(job.submit_s + grace, _ARRIVAL, index)
+        for index, outage in enumerate(self._outages):
+            if outage.node not in self._nodes:
+                raise SimulationError(f"outage of unknown node {outage.node}")
+            self._push(outage.down_s, _DOWN, index)
+            if math.isfinite(outage.up_s):
+                self._push(outage.up_s, _UP, index)
+        told = 0
+        while self._events and self._finished < len(self._jobs):
+            now = self._events[0][0]
+            changed = False
+            while self._events and self._events[0][0] == now:
+                _, kind, place, serial = heapq.heappop(self._events)
+                self._real_events -= kind != _TICK
+                changed = self._happen(kind, place, serial, now) or changed
+            if progress is not None and self._finished > told:
+                told = self._finished
+                progress(told, len(self._jobs))
+            if changed:
+                self._think(now)
+        left = len(self._jobs) - self._finished
+        if left:
             raise SimulationError(
-                f"job {job.job_id} appears twice in the workload; use each id once"
+                f"policy {self._policy.name} never started {', '.join(self._rows.facts)}: "
+                f"the machine is idle and nothing more happens"
             )
-        state.by_id[job.job_id] = job
-        heapq.heappush(events, (job.submit_s, _ARRIVAL, index, job.job_id))
-    position = {job_id: index for index, job_id in enumerate(state.by_id)}
-    previous: Plan | None = None
-    while events:
-        now = events[0][0]
-        while events and events[0][0] == now:
-            _, kind, _, job_id = heapq.heappop(events)
-            if kind == _END:
-                _finish(state, job_id)
-            else:
-                state.pending[job_id] = state.by_id[job_id]
-        if not state.pending:
-            continue
-        previous = policy(_view(state, previous, now), now)
-        state.decisions += 1
-        for run in _carry_out(state, previous, now):
-            heapq.heappush(events, (run.end_s, _END, position[run.job_id], run.job_id))
-    if state.pending:
-        raise SimulationError(
-            f"policy {policy.name} never started {', '.join(state.pending)}: "
-            f"the machine is idle and nothing more happens"
+        runs = tuple(run for of_job in self._done for run in of_job)
+        return Schedule(self._policy.name, self._gpus, runs, self._decisions, self._refused)
+
+    def _push(self, at: float, kind: int, place: int, serial: int = 0) -> None:
+        self._real_events += kind != _TICK
+        heapq.heappush(self._events, (at, kind, place, serial))
+
+    def _happen(self, kind: int, place: int, serial: int, now: float) -> bool:
+        """Take one event; whether it calls for a decision."""
+        if kind == _TICK:
+            self._due_s = None
+            return True
+        if kind in (_UP, _DOWN):
+            return self._turn(self._outages[place].node, kind == _UP, now)
+        job = self._jobs[place]
+        if kind in (_ARRIVAL, _BACK):
+            self._wait(job, place, job.submit_s if kind == _ARRIVAL else now)
+            return True
+        if kind == _FREE:
+            self._give_back(job.job_id, now)
+            return True
+        live = self._live.get(job.job_id)
+        if live is None or live.serial != serial:
+            return False  # it was stopped before
+        if job.job_id in self._stopping and now < live.end_s:
+            self._end(live, now, self._stopping[job.job_id])
+        else:
+            self._end(live, now, "done")
+        return True
+
+    def _next_decision(self, now: float) -> float:
+        """The first moment from ``now`` on at which the policy may be asked."""
+        at = _ceil(now, self._interval_s) if self._interval_s else now
+        cycle = self._costs.overhead.cycle_s
+        return _ceil(at, cycle) if cycle else at
+
+    def _think(self, now: float) -> None:
+        at = self._next_decision(now)
+        if at > now:
+            if self._due_s is None:
+                self._due_s = at
+                self._push(at, _TICK, 0)
+            return
+        if not self._worth_asking():
+            return
+        started = self._decide(now)
+        if not self._interval_s or self._due_s is not None:
+            return
+        if not (self._rows.facts or (self._preemptive and self._live)):
+            return
+        # Time alone may change the mind of a policy that is asked at intervals.
+        self._idle_ticks = 0 if started or self._real_events else self._idle_ticks + 1
+        if self._idle_ticks < _IDLE_TICKS:
+            steps = math.floor(now / self._interval_s + _SAME) + 1
+            self._due_s = self._next_decision(steps * self._interval_s)
+            self._push(self._due_s, _TICK, 0)
+
+    def _worth_asking(self) -> bool:
+        if self._preemptive:
+            return bool(self._rows.facts or self._live)
+        return bool(self._rows.facts) and min(self._needs) <= self._free_gpus
+
+    # -- what happens to jobs and nodes ------------------------------------------------------
+
+    def _pool(self, job: SimJob, hardware: Hardware) -> str:
+        pool = hardware.pool_of(job.gpu_type)
+        if pool not in self._pools:
+            raise SimulationError(
+                f"job {job.job_id} wants GPUs of type {job.gpu_type!r}; "
+                f"the machine has {', '.join(hardware.gpu_types)}"
+            )
+        return pool
+
+    def _wait(self, job: SimJob, place: int, since_s: float) -> None:
+        self._queued_s[job.job_id] = since_s
+        self._rows.wait(job, place, self._pool_of[job.job_id], self._progress[job.job_id])
+        self._needs[self._need[job.job_id]] += 1
+
+    def _end(self, live: Attempt, now: float, cause: str) -> None:
+        """A job gives up its GPUs: it is done, was stopped, or its node failed."""
+        key = live.job.job_id
+        before = live.before.done
+        if cause == "done":
+            kept = 1.0 - before
+        else:
+            every = self._costs.checkpoint_every_s if cause == "outage" else 0.0
+            # Saving is no work: what counts is where it was when it was told to stop.
+            self._progress[key] = live.progress(self._stopped_at(live, now), every)
+            kept = self._progress[key].done - before
+            self._fruitless[key] = 0 if kept > 0 else self._fruitless[key] + 1
+            if self._fruitless[key] > _FRUITLESS_STARTS:
+                raise SimulationError(
+                    f"policy {self._policy.name} has stopped job {key} {_FRUITLESS_STARTS} times "
+                    f"in a row before it did any work; give the policy a decision interval"
+                )
+        del self._live[key], self._expected[key]
+        self._stopping.pop(key, None)
+        place = self._place[key]
+        self._done[place].append(live.run(now, cause, kept))
+        if cause == "done":
+            self._finished += 1
+        if live.job.model and self._costs.pipeline_switch_s is not None:
+            for name, gpus in live.seats.items():
+                self._warm.setdefault(name, []).append((now, live.job.model, gpus))
+        epilog = self._costs.overhead.epilog_s if cause != "outage" else 0.0
+        if epilog:
+            self._rows.complete(key, now + epilog)
+            self._push(now + epilog, _FREE, place)
+        else:
+            self._give_back(key, now)
+        if cause == "done":
+            return
+        delay = max(self._costs.requeue_delay_s, epilog)
+        if delay:
+            self._push(now + delay, _BACK, place)
+        else:
+            self._wait(live.job, place, now)
+
+    def _stopped_at(self, live: Attempt, now: float) -> float:
+        told = live.job.job_id in self._stopping
+        return now - self._costs.save_s if told else now
+
+    def _give_back(self, job_id: str, now: float) -> None:
+        run = self._done[self._place[job_id]][-1]
+        for name, gpus in run.seats.items():
+            self._book(name, -gpus)
+        self._rows.gone(job_id)
+
+    def _turn(self, name: str, up: bool, now: float) -> bool:
+        """A node fails or comes back. A job that loses a node loses all of them."""
+        before = self._away[name]
+        self._away[name] += -1 if up else 1
+        if (before > 0) == (self._away[name] > 0):
+            return False
+        node = self._nodes[name]
+        if not up:
+            for live in [item for item in self._live.values() if name in item.seats]:
+                self._end(live, now, "outage")
+            node = self._nodes[name]
+        state = "IDLE" if up else "DOWN"
+        free = node.gpus_free
+        node = replace(node, available=up, state=state)
+        self._nodes[name] = node
+        self._free_gpus += node.gpus_free - free
+        return True
+
+    def _book(self, name: str, gpus: int) -> None:
+        node = self._nodes[name]
+        booked = replace(node, gpus_alloc=node.gpus_alloc + gpus, cpus_alloc=node.cpus_alloc + gpus)
+        self._nodes[name] = booked
+        self._free_gpus += booked.gpus_free - node.gpus_free
+
+    # -- deciding ----------------------------------------------------------------------------
+
+    def _decide(self, now: float) -> bool:
+        self._previous = plan = self._policy(self._view(now), now)
+        self._decisions += 1
+        return self._carry_out(plan, now)
+
+    def _view(self, now: float) -> View:
+        rows = self._rows
+        running: dict[str, Attempt] = {}
+        if self._preemptive:
+            running = {k: v for k, v in self._live.items() if k not in self._stopping}
+        queues = dict(rows.queues)
+        return View(
+            snapshot=Picture(
+                now,
+                tuple(self._nodes.values()),
+                self._partitions,
+                queues,
+                tuple(rows.started.values()),
+            ),
+            facts=rows.facts,
+            pools=self._pools,
+            free_at_s=dict(self._expected),
+            previous=self._previous,
+            running=self._restarts(running, now) if running else {},
+            brief=self._brief,
+            queues=queues,
+            shortest=dict(rows.shortest),
         )
-    runs = tuple(sorted(state.done, key=lambda run: position[run.job_id]))
-    return Schedule(policy.name, hardware.gpus, runs, state.decisions, state.refused)
 
+    def _restarts(self, running: Mapping[str, Attempt], now: float) -> Restarts:
+        costs = self._costs
+        delay_s = costs.save_s + max(costs.requeue_delay_s, costs.overhead.epilog_s)
+        return Restarts(running, dict(self._rows.started_facts), now, delay_s)
 
-def _view(state: _State, previous: Plan | None, now: float) -> View:
-    snapshot = Snapshot(
-        taken_s=now,
-        jobs=tuple(_rows(state)),
-        nodes=tuple(state.nodes.values()),
-        partitions=(Partition(PARTITION, tuple(state.nodes), default=True),),
-    )
-    facts = {
-        job.job_id: JobFacts(
-            candidates=job.candidates,
-            permit=_FULL_PERMIT,
-            waiting_since_s=job.submit_s,
-            pool=PARTITION,
+    def _carry_out(self, plan: Plan, now: float) -> bool:
+        wanted = sorted(
+            (d for d in plan.decisions.values() if d.verdict in _ACTED_ON),
+            key=lambda item: (item.rank, item.job_id),
         )
-        for job in state.pending.values()
-    }
-    return View(
-        snapshot=snapshot,
-        facts=facts,
-        pools={PARTITION: tuple(state.nodes)},
-        free_at_s={job_id: _expected_end(state, run) for job_id, run in state.running.items()},
-        previous=previous,
-    )
+        acted = False
+        for decision in wanted:
+            acted = self._stop(decision, now) or acted
+        for decision in wanted:
+            if decision.verdict is Verdict.START and decision.job_id not in self._live:
+                acted = self._start(decision, now) or acted
+        return acted
 
+    def _stop(self, decision: Decision, now: float) -> bool:
+        """Stop a running job that the plan stops or starts anew; whether there was one."""
+        key = decision.job_id
+        live = self._live.get(key)
+        if live is None:
+            if decision.verdict is Verdict.STOP:
+                raise SimulationError(f"plan stops {key}, which does not run")
+            return False
+        if not self._preemptive:
+            raise SimulationError(
+                f"plan of {self._policy.name} {decision.verdict}s {key}, which runs; a policy "
+                f"that does so has the attribute preemptive"
+            )
+        if decision.verdict is Verdict.START:
+            configuration = self._own(live.job, decision)[0]
+            same_nodes = not decision.nodes or set(decision.nodes) == live.seats.keys()
+            if configuration == live.configuration and same_nodes:
+                return False
+        if key in self._stopping:
+            return False
+        cause = "stop" if decision.verdict is Verdict.STOP else "resize"
+        save = self._costs.save_s
+        if not save or now + save >= live.end_s:
+            # A job that would be done before it has saved its state is let run to its end.
+            if save:
+                return False
+            self._end(live, now, cause)
+            return True
+        self._stopping[key] = cause
+        self._push(now + save, _END, self._place[key], live.serial)
+        return True
 
-_FULL_PERMIT = Permit(order=True, resize=True, lease=True, pin=True)
-
-
-def _rows(state: _State) -> Iterator[Job]:
-    for run in state.running.values():
-        job = state.by_id[run.job_id]
-        yield replace(
-            _row(job, JobState.RUNNING),
-            gpus=run.gpus,
-            nodes=len(run.seats),
-            ntasks=run.gpus,
-            cpus=run.gpus,
-            start_s=run.start_s,
-            end_s=run.start_s + job.limit_s,
-            node_names=tuple(run.seats),
-        )
-    for job in state.pending.values():
-        yield _row(job, JobState.PENDING)
-
-
-def _row(job: SimJob, state: JobState) -> Job:
-    return Job(
-        job_id=job.job_id,
-        base_id=0,
-        user=job.user,
-        partitions=(PARTITION,),
-        state=state,
-        submit_s=job.submit_s,
-        gpus=job.gpus,
-        ntasks=job.gpus,
-        cpus=job.gpus,
-        time_limit_s=job.limit_s,
-    )
-
-
-def _expected_end(state: _State, run: Run) -> float:
-    """When the estimate says that the run ends: the true end is nobody's to see."""
-    job = state.by_id[run.job_id]
-    candidate = _candidate(job, run.gpus)
-    return run.start_s + (job.limit_s if candidate is None else candidate.remaining_s.value)
-
-
-def _candidate(job: SimJob, gpus: int) -> Candidate | None:
-    return next((item for item in job.candidates if item.gpus == gpus), None)
-
-
-def _carry_out(state: _State, plan: Plan, now: float) -> Iterator[Run]:
-    for decision in sorted(plan.decisions.values(), key=lambda item: (item.rank, item.job_id)):
-        if decision.verdict is not Verdict.START:
-            continue
-        job = state.pending.get(decision.job_id)
-        if job is None:
-            raise SimulationError(f"plan starts {decision.job_id}, which is not pending")
+    def _own(self, job: SimJob, decision: Decision) -> tuple[Configuration, float]:
         configuration = decision.configuration
-        if configuration is None or configuration.gpus not in job.true_run_s:
-            raise SimulationError(f"plan starts {decision.job_id} as {configuration}, not its own")
-        seats = _seats(state.nodes.values(), decision, configuration)
+        true_s = None if configuration is None else job.true_s(configuration)
+        if configuration is None or true_s is None:
+            raise SimulationError(f"plan starts {job.job_id} as {configuration}, not its own")
+        return configuration, true_s
+
+    def _start(self, decision: Decision, now: float) -> bool:
+        key = decision.job_id
+        if key not in self._rows.facts:
+            if key in self._place and self._progress[key].starts and not self._is_done(key):
+                self._refused += 1  # it was stopped, and is not back in the queue yet
+                return False
+            raise SimulationError(f"plan starts {key}, which is not pending")
+        place = self._place[key]
+        job = self._jobs[place]
+        configuration, true_s = self._own(job, decision)
+        seats = self._seats(decision, configuration, self._pool_of[key])
         if seats is None:
-            state.refused += 1
-            continue
+            self._refused += 1
+            return False
         for name, gpus in seats.items():
-            _book(state.nodes, name, gpus)
-        run = Run(
-            job_id=job.job_id,
-            submit_s=job.submit_s,
-            start_s=now,
-            end_s=now + job.true_run_s[configuration.gpus],
-            gpus=configuration.gpus,
-            seats=seats,
-            error_free_s=job.error_free_s,
+            self._book(name, gpus)
+        live = attempt(
+            job,
+            configuration,
+            true_s,
+            seats,
+            self._progress[key],
+            now,
+            self._queued_s[key],
+            self._costs.overhead.launch_s,
+            self._saved_s(job, seats, now),
         )
-        del state.pending[job.job_id]
-        state.running[job.job_id] = run
-        yield run
+        self._live[key] = live
+        self._expected[key] = live.expected_end_s
+        self._rows.start(live, place)
+        need = self._need[key]
+        self._needs[need] -= 1
+        if not self._needs[need]:
+            del self._needs[need]
+        self._push(live.end_s, _END, place, live.serial)
+        return True
+
+    def _is_done(self, key: str) -> bool:
+        runs = self._done[self._place[key]]
+        return bool(runs) and runs[-1].cause == "done"
+
+    def _seats(
+        self, decision: Decision, configuration: Configuration, pool: str
+    ) -> dict[str, int] | None:
+        """GPUs per node for a start, on the plan's nodes if any; None where no room is."""
+        names = decision.nodes or self._pools[pool]
+        request = Request(decision.job_id, configuration.placement)
+        nodes = (self._nodes[name] for name in names if name in self._nodes)
+        chosen = seat((request,), nodes).seats.get(decision.job_id)
+        if chosen is None:
+            return None
+        return dict(zip(chosen, sorted(configuration.placement, reverse=True), strict=True))
+
+    def _saved_s(self, job: SimJob, seats: Mapping[str, int], now: float) -> float:
+        """What a pipeline switch spares: ranks of the same model are still loaded on the GPUs."""
+        warm_s = self._costs.warm_s(job.model, job.gpu_type)
+        found = True
+        for name, gpus in seats.items():
+            kept = [
+                item for item in self._warm.pop(name, ()) if now - item[0] <= self._costs.warm_for_s
+            ]
+            found = found and sum(n for _, model, n in kept if model == job.model) >= gpus
+            # Whoever starts here now takes the place of what was loaded, oldest first.
+            taken = gpus
+            for at, model, n in sorted(kept, key=lambda item: (item[1] != job.model, item[0])):
+                if n > taken:
+                    self._warm.setdefault(name, []).append((at, model, n - taken))
+                taken = max(0, taken - n)
+        if warm_s is None or not found:
+            return 0.0
+        return max(0.0, job.cold_s - warm_s)
 
 
-def _seats(
-    nodes: Iterable[Node], decision: Decision, configuration: Configuration
-) -> dict[str, int] | None:
-    """GPUs per node for a start, on the plan's nodes where it names any; None where no room is."""
-    request = Request(decision.job_id, configuration.placement, allowed=frozenset(decision.nodes))
-    names = seat((request,), nodes).seats.get(decision.job_id)
-    if names is None:
-        return None
-    return dict(zip(names, sorted(configuration.placement, reverse=True), strict=True))
+_ACTED_ON = frozenset({Verdict.START, Verdict.STOP})
 
 
-def _book(nodes: dict[str, Node], name: str, gpus: int) -> None:
-    node = nodes[name]
-    nodes[name] = replace(
-        node, gpus_alloc=node.gpus_alloc + gpus, cpus_alloc=node.cpus_alloc + gpus
-    )
-
-
-def _finish(state: _State, job_id: str) -> None:
-    run = state.running.pop(job_id)
-    for name, gpus in run.seats.items():
-        _book(state.nodes, name, -gpus)
-    state.done.append(run)
+def _ceil(now: float, step: float) -> float:
+    return max(now, math.ceil(now / step - _SAME) * step)
 
 
 def seats_overlap(runs: Sequence[Run], hardware: Hardware) -> str:
     """Empty when no node ever holds more GPUs than it has, else where and when it does."""
     sizes = {node.name: node.gpus for node in hardware.inventory()}
-    changes = sorted(
+    used = dict.fromkeys(sizes, 0)
+    for at, gpus, name in _changes(runs):
+        used[name] += gpus
+        if not 0 <= used[name] <= sizes[name]:
+            return f"node {name} holds {used[name]} of {sizes[name]} GPUs at {at:g} s"
+    return ""
+
+
+def _changes(runs: Sequence[Run]) -> Iterator[tuple[float, int, str]]:
+    yield from sorted(
         (at, sign * gpus, name)
         for run in runs
         for name, gpus in run.seats.items()
         for at, sign in ((run.start_s, 1), (run.end_s, -1))
     )
-    used = dict.fromkeys(sizes, 0)
-    for at, gpus, name in changes:
-        used[name] += gpus
-        if not 0 <= used[name] <= sizes[name]:
-            return f"node {name} holds {used[name]} of {sizes[name]} GPUs at {at:g} s"
-    return ""

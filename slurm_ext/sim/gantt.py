@@ -76,7 +76,8 @@ def waiting(runs: Iterable[Run]) -> list[tuple[float, int]]:
     """(time, jobs that wait from then on), one step per change."""
     changes: dict[float, int] = {}
     for run in runs:
-        changes[run.submit_s] = changes.get(run.submit_s, 0) + 1
+        since = run.submit_s if run.queued_s is None else run.queued_s
+        changes[since] = changes.get(since, 0) + 1
         changes[run.start_s] = changes.get(run.start_s, 0) - 1
     steps: list[tuple[float, int]] = []
     count = 0

@@ -40,18 +40,20 @@ class Outcome:
 
 
 def outcomes_of(runs: Iterable[Run]) -> tuple[Outcome, ...]:
-    """Outcomes of a replay in which every job started once."""
-    return tuple(
-        Outcome(
+    """Outcomes of a replay, in the order in which the jobs first appear in ``runs``."""
+    found: dict[str, Outcome] = {}
+    for run in runs:
+        before = found.get(run.job_id)
+        held = run.end_s - run.start_s
+        found[run.job_id] = Outcome(
             job_id=run.job_id,
             submit_s=run.submit_s,
-            end_s=run.end_s,
-            held_s=run.end_s - run.start_s,
-            gpu_seconds=run.gpus * (run.end_s - run.start_s),
+            end_s=run.end_s if before is None else max(before.end_s, run.end_s),
+            held_s=held + (0.0 if before is None else before.held_s),
+            gpu_seconds=run.gpus * held + (0.0 if before is None else before.gpu_seconds),
             error_free_s=run.error_free_s,
         )
-        for run in runs
-    )
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,6 +113,16 @@ def read_truth(throughput: Path, costs: Path, gpu_type: str = "V100") -> Truth:
     )
 
 
+def read_curves(throughput: Path, gpu_type: str) -> Mapping[tuple[str, tuple[int, ...]], Curve]:
+    """The curves of one GPU type from a throughput table (CSV, may be gzipped)."""
+    return _curves(_rows(throughput, _CURVE_COLUMNS), throughput, gpu_type)
+
+
+def gpu_types_of(throughput: Path) -> tuple[str, ...]:
+    """The GPU types of a throughput table, in its order."""
+    return tuple(dict.fromkeys(row["gpu_type"] for _, row in _rows(throughput, _CURVE_COLUMNS)))
+
+
 _CURVE_COLUMNS = ("model", "gpu_type", "placement", "local_batch", "step_time_s", "sync_time_s")
 _COST_COLUMNS = ("kind", "model", "gpu_type", "seconds")
 _COLD_START = "cold_start"

@@ -146,7 +146,10 @@ class CliBackend:
         assoc = self.runner.run(
             [*_sacctmgr("assoc", parse_limits.ASSOC_COLUMNS), f"cluster={config.cluster}"]
         ).stdout
-        return {**parse_limits.parse_qos(qos), **parse_limits.parse_associations(assoc)}
+        found = {**parse_limits.parse_qos(qos), **parse_limits.parse_associations(assoc)}
+        if not parse_limits.has_budget(found):
+            return found
+        return parse_limits.with_usage(found, self.runner.run(parse_limits.USAGE_COMMAND).stdout)
 
     def topology(self) -> Topology:
         """See ``Backend``. With a flat topology Slurm answers nothing, or that there is none."""

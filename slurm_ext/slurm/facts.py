@@ -118,11 +118,6 @@ class SlurmConfig:
         return "" if plugin.lower() in _NONE else plugin
 
     @property
-    def topology_plugin(self) -> str:
-        """``tree``, ``block``, ``default`` ... without its prefix."""
-        return self.get("TopologyPlugin").removeprefix("topology/")
-
-    @property
     def job_submit_plugins(self) -> frozenset[str]:
         """Submit plugins in lower case, e.g. ``{"lua"}``."""
         return split_words(self.get("JobSubmitPlugins"))

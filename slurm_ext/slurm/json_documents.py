@@ -14,12 +14,11 @@ from typing import Any
 
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.job import Job, JobState
-from slurm_ext.domain.node import Node
 from slurm_ext.domain.nodelist import expand
+from slurm_ext.domain.tres import parse_gpu_request, parse_tres
 from slurm_ext.slurm.arrays import exact_id
 from slurm_ext.slurm.parse_jobs import HELD_STATES, NOT_A_HOLD, requested_gpus
-from slurm_ext.slurm.state import ended, job_state, node_available
-from slurm_ext.slurm.tres import parse_gpu_request, parse_tres
+from slurm_ext.slurm.state import ended, job_state
 
 # Newest first that all of 24.11 to 26.05 know, then the one of 23.11; then what 22.05 knows.
 DATA_PARSERS = ("v0.0.42", "v0.0.40", "")
@@ -162,53 +161,9 @@ def job_from_json(item: Mapping[str, Any]) -> Job:
     )
 
 
-def nodes_from_json(text: str, source: str = "slurmrestd nodes") -> tuple[Node, ...]:
-    """Nodes. Raises SourceMissingError (see ``parse_document``)."""
-    nodes = []
-    for item in parse_document(text, "nodes", source).items:
-        try:
-            nodes.append(_node(item))
-        except (DataError, KeyError, TypeError, ValueError) as exc:
-            raise SourceMissingError(
-                source, f"node {item.get('name')!r} cannot be read: {exc!r}"
-            ) from exc
-    return tuple(nodes)
-
-
-def _node(item: Mapping[str, Any]) -> Node:
-    states = item["state"]
-    words = [states] if isinstance(states, str) else list(states)
-    flags = item.get("state_flags") or []  # beside the base state in 21.08 and 22.05
-    state = "+".join([*words, *flags]).upper()
-    configured = parse_tres(_text(item, "tres"))
-    gres, used = parse_gpu_request(_text(item, "gres")), parse_gpu_request(_text(item, "gres_used"))
-    held = parse_tres(_text(item, "tres_used"))
-    types = configured.gpu_types or gres.gpu_types
-    return Node(
-        name=item["name"],
-        gpus=configured.gpus if configured.gpus is not None else (gres.gpus or 0),
-        gpu_type=next(iter(types)) if len(types) == 1 else "",
-        gpus_alloc=max(held.gpus or 0, used.gpus or 0),
-        cpus=whole(item.get("effective_cpus")) or max(1, whole(item.get("cpus"), 1)),
-        cpus_alloc=whole(item.get("alloc_cpus")),
-        memory_mib=whole(item.get("real_memory")),
-        memory_alloc_mib=whole(item.get("alloc_memory")),
-        features=_names(item.get("active_features")),
-        partitions=_names(item.get("partitions")),
-        available=node_available(state),
-        state=state,
-        reason=_text(item, "reason"),
-    )
-
-
 def _text(item: Mapping[str, Any], key: str) -> str:
     value = item.get(key)
     return value if isinstance(value, str) and value not in {"(null)", "N/A"} else ""
-
-
-def _names(value: object) -> frozenset[str]:
-    parts = value.split(",") if isinstance(value, str) else value
-    return frozenset(str(part) for part in parts or () if part) if parts else frozenset()  # type: ignore[attr-defined]
 
 
 def _moment(value: object) -> float | None:

@@ -20,11 +20,11 @@ from typing import Any
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.job import Job, JobState
 from slurm_ext.domain.nodelist import expand
+from slurm_ext.domain.tres import parse_gpu_request, parse_tres
 from slurm_ext.domain.walltime import parse_slurm_limit
 from slurm_ext.slurm.arrays import exact_id
 from slurm_ext.slurm.rows import SEPARATOR, RowFormat
 from slurm_ext.slurm.state import ended, job_state
-from slurm_ext.slurm.tres import parse_gpu_request, parse_tres
 
 SOURCE = "squeue"
 # What changes while a job waits comes first; the rest of a row is the same for hours.

@@ -16,9 +16,9 @@ from typing import TypeVar
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.node import Node, Partition, Reservation, Topology
 from slurm_ext.domain.nodelist import expand
+from slurm_ext.domain.tres import parse_gpu_request, parse_tres
 from slurm_ext.domain.walltime import parse_slurm_limit
 from slurm_ext.slurm.state import node_available
-from slurm_ext.slurm.tres import parse_gpu_request, parse_tres
 
 SOURCE = "scontrol"
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][\w:/.]*)=(\S*)")

@@ -237,7 +237,7 @@ def test_limits_and_the_switch_tree(make_cluster: Callable[..., Cluster]) -> Non
     config = backend.slurm_config()
     assert config.enforces_limits
     assert config.accrues_always
-    assert config.topology_plugin == "tree"
+    assert config.get("TopologyPlugin") == "topology/tree"
     assert backend.rpc_stats().by_type["REQUEST_BUILD_INFO"].count >= 1
     # Whoever has no rights is told so.
     user = CliBackend(ClusterRunner(own, user="alice"))

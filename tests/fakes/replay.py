@@ -17,6 +17,14 @@ _SQUEUE_FIELDS = """
     tres-per-node tres-per-task tres-per-socket tres-alloc reqnodes excnodes nodelist feature
     licenses dependency reservation oversubscribe hetjobid hetjobidset hetjoboffset restartcnt
     batchflag admin_comment comment name"""
+_QOS = (
+    "Name,Flags,MaxTRES,GrpTRES,MaxTRESPU,MaxTRESPA,MaxWall,MinTRES,MaxTRESMins,"
+    "GrpTRESRunMins,GrpTRESMins"
+)
+_ASSOC = (
+    "Account,User,Partition,ParentName,MaxTRES,GrpTRES,MaxWall,MaxTRESMins,GrpTRESRunMins,"
+    "GrpTRESMins"
+)
 _UPDATE_KEYWORDS = """
     jobid sitefactor starttime numnodes numtasks numcpus trespernode tresperjob trespertask
     reqnodelist nodelist excnodelist timelimit nice priority features comment admincomment
@@ -179,8 +187,8 @@ def _update(lines: list[str], alone: bool, recorded: str, folder: str) -> bytes:
 
 def sacctmgr(arguments: list[str], recorded: str, _folder: str) -> bytes:
     known = {
-        ("qos", "format=Name,MaxTRES,GrpTRES,MaxTRESPU,MaxWall,MinTRES"): "qos",
-        ("assoc", "format=Account,User,Partition,MaxTRES,GrpTRES,MaxWall", "cluster=ft"): "assoc",
+        ("qos", f"format={_QOS}"): "qos",
+        ("assoc", f"format={_ASSOC}", "cluster=ft"): "assoc",
         ("user", "slurm-ext", "format=User,AdminLevel"): "user",
     }
     name = known.get(tuple(arguments[2:]))

@@ -112,6 +112,7 @@ class FakeSlurm:
         self.calls: dict[str, int] = {}
         self.writes: list[Action] = []
         self.late_size_writes: list[tuple[str, str, str]] = []
+        self.cap_gpus: int | None = None  # a limit on GPUs of a job that only Slurm knows
         self.late_limit_writes: list[tuple[str, str]] = []
         self.shrunk: list[str] = []
         self.before_write: Callable[[FakeSlurm, Action], None] | None = None
@@ -435,6 +436,9 @@ class FakeSlurm:
 
     def _try(self, job: FakeJob, reserved: dict[str, tuple[FakeJob, float]]) -> bool:
         """Start the job (or one task of its array); whether there may be another task."""
+        if self.cap_gpus is not None and job.gpus > self.cap_gpus:
+            job.reason = "QOSMaxGRESPerUser"
+            return False
         free = free_now(self.nodes)
         running = [j for j in self.queue.values() if j.placement]
         for partition in job.partitions:

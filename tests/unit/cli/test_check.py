@@ -140,6 +140,7 @@ def test_the_lua_module_is_called(tmp_path):
         (None, 5.0, Level.OK),
         (None, 1.0, Level.MEND),
         ("return {\n  submit_grace_s = 1,\n}", 1.0, Level.OK),
+        ("return { submit_grace_s = 3, tell_users = false }", 3.0, Level.OK),
         ("return {\n  -- submit_grace_s = 1,\n}", 5.0, Level.OK),
         ("return {\n  submit_grace_s = 0.5,\n}", 5.0, Level.MEND),
     ],

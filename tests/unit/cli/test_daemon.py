@@ -86,6 +86,30 @@ def test_a_second_daemon_is_refused(place):
     lock.release()
 
 
+@pytest.mark.parametrize("words", [["--once"], ["--once", "--observe"]])
+def test_a_second_daemon_with_a_journal_of_its_own_is_kept_from_the_spool(place, words):
+    first = start(place, "daemon")
+    assert first.stdout is not None
+    try:
+        assert first.stdout.readline()  # it speaks of its journal, so it holds both
+        second = start(place, "daemon", *words, "--set", f"journal={place / 'other.sqlite'}")
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 1
+        (line,) = err.splitlines()
+        assert "another daemon plans in this spool" in line
+        assert f"{place / 'spool'}" in line
+        assert "--set spool=DIR" in line
+        assert not (place / "other.sqlite").exists()
+    finally:
+        first.send_signal(signal.SIGTERM)
+        first.communicate(timeout=60)
+    # The kernel drops the lock with the process.
+    start(place, "daemon", "--once", "--set", f"journal={place / 'other.sqlite'}").communicate(
+        timeout=60
+    )
+    assert (place / "other.sqlite").exists()
+
+
 def test_a_release_that_cannot_see_slurm_fails_so_that_it_is_tried_again(place):
     process = start(place, "release")
     _, err = process.communicate(timeout=60)

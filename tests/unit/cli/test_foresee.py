@@ -322,8 +322,12 @@ def test_without_slurm_there_are_estimates_and_no_promise(bench):
     assert found.trial.accepted is None
     assert not found.where_known
     text = words(found)
-    assert "its options are right; whether Slurm would take it is not known" in text
-    assert "Unable to contact slurm controller" in text
+    assert text.splitlines()[0] == (
+        f"{found.script}: its options are right; whether Slurm would take it is not known:"
+        " Slurm was not reachable"
+    )
+    assert "Unable to contact slurm controller" in text.splitlines()[1]
+    assert as_document(found)["messages"][0] == "Slurm was not reachable"
     assert "Start" not in text
     assert "Place" not in text
     assert "nodes of 4 GPUs are assumed" in text
@@ -485,6 +489,24 @@ def test_a_refused_script_ends_with_one(bench, command, capsys):
     assert found["accepted"] is False
     assert "--ft-gpus" in found["messages"][0]
     assert found["plan"] is None
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_without_the_commands_of_slurm_it_says_that_slurm_was_not_reachable(
+    bench, monkeypatch, capsys, tmp_path, more
+):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        yaml.safe_dump({"spool": str(bench.config.spool), "table": str(bench.config.table)})
+    )
+    script = tmp_path / "job.sbatch"
+    script.write_text(SCRIPT)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["explain", "--script", str(script), "--config", str(config), *more]) == 0
+    told = capsys.readouterr().out
+    assert "Slurm was not reachable" in told
+    assert "cannot be started" in told
+    assert "would be accepted" not in told
 
 
 def test_a_missing_file_is_an_error(bench, command, capsys):

@@ -98,6 +98,24 @@ def test_an_unknown_field_is_an_error(site: Site, capsys: pytest.CaptureFixture[
     assert "'%Z' is not a field; there are %i" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["", "jobs"])
+def test_a_format_without_a_field_is_an_error(
+    site: Site, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert site.run("queue", "-o", text) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"-o {text!r}: names no field; write e.g. %i" in told.err
+
+
+def test_a_user_that_does_not_exist_is_told(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert site.run("queue", "-h", "-u", "nosuch,bob,root", "-o", "%i") == 0
+    told = capsys.readouterr()
+    assert told.out == "9\n"
+    # bob is known from his jobs, root to the system
+    assert told.err == "slurm-ext: warning: -u nosuch: there is no such user\n"
+
+
 def test_an_id_that_is_none_is_an_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert site.run("queue", "-j", "7,seven") == 1
     assert "'seven'" in capsys.readouterr().err

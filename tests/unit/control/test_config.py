@@ -32,6 +32,10 @@ def test_defaults_only_observe():
     assert not any(config.may("main", act) for act in Act)
 
 
+def test_switches_may_be_switched():
+    assert load_config(Path("/dev/null"), {}, ["read_comments=yes"]).read_comments
+
+
 def test_later_sources_win_and_mappings_are_merged(tmp_path):
     main = write(
         tmp_path / "config.yaml",
@@ -64,6 +68,9 @@ def test_later_sources_win_and_mappings_are_merged(tmp_path):
         ("partitions: {main: {acts: [order]}}\n", ["main.acts", "did you mean act?"]),
         ("cycle_s: 0.1\n", ["config.yaml: cycle_s=0.1", "0.2"]),
         ("cycle_s: .nan\n", ["cycle_s", "finite"]),
+        ("cycle_s: true\n", ["config.yaml: cycle_s=True", "not numbers"]),
+        ("head: yes\n", ["head=True", "not numbers"]),
+        ("gpu_memory_gb: {v100: on}\n", ["gpu_memory_gb.v100=True", "not numbers"]),
         ("policy: best\n", ["policy='best'", "titan", "srtf"]),
         ("lease_s: 8\n", ["two cycles", "raise lease_s"]),
         ("partitions: {main: {act: [resize]}}\n", ["only safe under a lease"]),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,9 @@ from slurm_ext.domain.action import ActionKind
 from slurm_ext.domain.document import ENDED, Mode
 from slurm_ext.domain.errors import SolverError, SourceMissingError
 from slurm_ext.domain.job import JobState
+from slurm_ext.domain.node import Limits
 from slurm_ext.domain.plan import Verdict
-from slurm_ext.domain.request import PinRequest, table_path
+from slurm_ext.domain.request import PinRequest, cluster_path, table_path
 from slurm_ext.estimate.table import read_table
 from tests.fakes.slurm import Fault
 from tests.unit.control.bench import Bench
@@ -458,3 +461,71 @@ def test_users_find_a_copy_of_the_table_in_the_spool(bench):
     written = copy.stat().st_mtime_ns
     bench.cycles()
     assert copy.stat().st_mtime_ns == written  # only when the table has changed
+
+
+def test_what_a_plan_wants_and_is_not_done_stands_in_the_document(bench):
+    bench.slurm.site_limits["qos:normal"] = Limits("qos normal", grp_gpus=8)
+    jobs = [bench.submit(gpus=1, qos="normal") for _ in range(6)]
+    bench.cycles(1)
+    told = [read_plan(bench.config.spool, int(job)).notes for job in jobs]
+    refused = [n for notes in told for n in notes if "not done: qos normal allows 8 GPUs" in n]
+    running = sum(j.gpus for j in bench.slurm.snapshot().running())
+    assert running <= 8
+    assert refused
+
+
+def test_a_limit_that_slurm_names_is_reacted_to_in_the_next_cycle(bench):
+    """The count that was planned is taken back and the job starts on another one."""
+    job = bench.submit(gpus=2, base_priority=1000)
+    bench.slurm.cap_gpus = 4  # a limit that only Slurm knows
+    bench.cycles(1)
+    assert bench.slurm.find(job).gpus > 4
+    assert bench.slurm.find(job).state is JobState.PENDING
+    bench.cycles(3)
+    assert bench.slurm.find(job).state is JobState.RUNNING
+    assert bench.slurm.find(job).gpus <= 4
+    refused = read_plan(bench.config.spool, int(job)).refused
+    assert any("did not start it" in why for why in refused.values())
+
+
+def test_an_array_of_which_every_task_runs_is_shown_as_running(bench):
+    job = bench.submit(gpus=1, auto=False, array_id=1, tasks=(1, 2, 3))
+    bench.slurm.find(job).array_id = base = bench.slurm.find(job).raw_id
+    bench.fill()
+    bench.cycles(1)
+    assert read_plan(bench.config.spool, base).state == "PENDING"
+    for held in list(bench.slurm.queue.values()):
+        if held.placement:
+            bench.slurm.cancel(held.job_id)
+    bench.cycles(2)
+    assert all(j.running for j in bench.slurm.snapshot().jobs)
+    document = read_plan(bench.config.spool, base)
+    assert (document.state, document.job_id) == ("RUNNING", str(base))
+
+
+@pytest.mark.parametrize("what", ["plans", "whole", "everything"])
+def test_documents_removed_beside_a_live_daemon_are_written_again(bench, what):
+    runs = bench.submit(16, 10**7, auto=False, nodes=4, time_limit_s=1e6)
+    bench.cycles(2)
+    waits = bench.submit(gpus=4)
+    bench.cycles(2)
+    spool = bench.config.spool
+    if what == "whole":
+        Path(cluster_path(spool)).unlink()
+        for document in (spool / "plans").iterdir():
+            document.unlink()
+    else:
+        shutil.rmtree(spool / "plans" if what == "plans" else spool)
+    bench.cycles(1)
+    assert read_plan(spool, int(runs)).state == "RUNNING"
+    assert read_plan(spool, int(waits)).state == "PENDING"
+    assert read_cluster(spool)
+    assert Path(table_path(spool)).exists()
+
+
+def test_a_heartbeat_that_cannot_be_written_is_told_once_and_fails_no_cycle(bench, caplog):
+    bench.config.heartbeat.unlink(missing_ok=True)
+    bench.config.heartbeat.mkdir()  # a directory in the way, also for root
+    reports = bench.cycles(3)
+    assert [report.skipped for report in reports] == ["", "", ""]
+    assert sum(r.getMessage().startswith("heartbeat:") for r in caplog.records) == 1

@@ -11,7 +11,9 @@ from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.rules import rules_from
 from slurm_ext.control.submitted import first_sight
-from slurm_ext.domain.node import Limits
+from slurm_ext.domain.directive import extract_from_admin_comment
+from slurm_ext.domain.job import Shape, ShapeKind
+from slurm_ext.domain.node import Limits, Reservation
 from slurm_ext.domain.plan import Plan, Verdict
 from slurm_ext.policy.srtf import SrtfPolicy
 from slurm_ext.policy.titan import TitanPolicy
@@ -133,3 +135,81 @@ def test_kept_starts_never_take_a_gpu_twice(bench):
     )
     kept = still_valid(first.view, doubled)
     assert sum(d.configuration.gpus for d in kept.values()) <= 4
+
+
+# -- what is offered is what may start -------------------------------------------------------------
+
+
+def test_growth_that_could_delay_somebody_elses_job_is_not_offered(bench):
+    """Else its GPUs are planned, refused when it shall start, and stay idle."""
+    bench.slurm.find(bench.fill()).time_limit_s = 60.0
+    foreign = bench.slurm.submit(gpus=16, nodes=4, base_priority=10_000)
+    job = bench.submit(gpus=4)
+    bench.slurm.advance(6)
+    decided = plan(bench)
+    assert max(counts(decided, job)) == 4
+    assert f"could delay job {foreign}" in decided.refused[job][8]
+
+
+def test_a_count_whose_limit_reaches_into_a_reservation_is_not_offered(bench):
+    names = tuple(bench.slurm.nodes)
+    job = bench.submit(gpus=4, time_limit_s=1200.0)  # 100 s on 4 GPUs, 360 s on one
+    bench.slurm.reservations.append(Reservation("maint", names, bench.now + 1800, bench.now + 9e3))
+    decided = plan(bench)
+    assert 1 not in counts(decided, job)
+    assert 4 in counts(decided, job)
+    assert "would reach into reservation maint" in decided.refused[job][1]
+
+
+def test_a_job_stretched_before_a_reservation_was_announced_keeps_its_pool(bench):
+    names = tuple(bench.slurm.nodes)
+    job = bench.submit(gpus=4, time_limit_s=1200.0)
+    bench.slurm.find(job).time_limit_s = 4500.0
+    bench.slurm.reservations.append(Reservation("maint", names, bench.now + 1800, bench.now + 9e3))
+    decided = plan(bench, submitted_limit_s=1200.0, written_limit_s=4500.0)
+    assert decided.plan.decisions[job].verdict is not Verdict.LEAVE
+    assert 1 not in counts(decided, job)
+
+
+def test_minutes_of_a_count_are_those_of_the_limit_that_it_would_get(bench):
+    # 7200 s on 4 GPUs are 480 GPU minutes; the limit shrinks with more of them, but not as fast.
+    bench.slurm.site_limits["qos:normal"] = Limits("qos normal", max_gpu_minutes_per_job=500)
+    job = bench.submit(gpus=4, qos="normal")
+    decided = plan(bench)
+    assert 4 in counts(decided, job)
+    assert 16 not in counts(decided, job)
+    assert "500 GPU minutes per job" in decided.refused[job][16]
+
+
+def test_a_count_that_slurm_did_not_start_is_not_offered_again(bench):
+    job = bench.submit(gpus=4)
+    decided = plan(bench, unstarted=(8, 4))
+    assert 8 not in counts(decided, job)
+    assert 4 in counts(decided, job)  # as submitted it is Slurm's own
+    assert "did not start it" in decided.refused[job][8]
+
+
+def test_a_job_that_was_let_go_does_not_stand_in_its_own_way(bench):
+    bench.slurm.site_limits["qos:normal"] = Limits("qos normal", grp_gpus=8)
+    bench.fill()
+    job = bench.submit(gpus=4, qos="normal", begin_s=bench.now)
+    bench.slurm.find(job).ntasks = 8
+    shape = Shape(ShapeKind.RANK_PER_GPU, 8, 2, 8)
+    bench.slurm.find("1").qos = "other"
+    decided = plan(bench, written=shape)
+    assert 8 in counts(decided, job)
+    other = bench.submit(gpus=4, qos="normal")
+    decided = plan(bench, written=shape)
+    assert "qos normal allows 8 GPUs at once: 8 in use" in decided.refused[other][8]
+
+
+def test_the_lower_end_of_a_node_range_is_kept(bench):
+    job = bench.submit(gpus=4, nodes=2, auto=True)
+    fake = bench.slurm.find(job)
+    directive = extract_from_admin_comment(fake.admin_comment)
+    ranged = replace(directive, req=replace(directive.req, nodes=2, nodes_max=4))
+    fake.admin_comment = f"ft:{ranged.to_json()}"
+    decided = plan(bench)
+    assert counts(decided, job) == [4, 8, 16]
+    assert "at least 2 were asked for" in decided.refused[job][2]
+    assert decided.view.facts[job].candidates[0].configuration.placement == (2, 2)

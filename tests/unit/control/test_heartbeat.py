@@ -34,8 +34,14 @@ def test_an_unreadable_beat_is_stale(tmp_path, text):
 
 
 def test_a_beat_that_cannot_be_written_is_told(tmp_path):
-    with pytest.raises(DataError, match="create the directory"):
-        beat(tmp_path / "absent" / "beat", 0.0, 300.0, 1)
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(DataError, match="install -d"):
+        beat(tmp_path / "file" / "beat", 1.0, 1.0, 1)
+
+
+def test_the_directory_of_the_beat_is_made(tmp_path):
+    beat(tmp_path / "run" / "slurm-ext" / "beat", 1.0, 1.0, 1)
+    assert last_beat(tmp_path / "run" / "slurm-ext" / "beat") is not None
 
 
 @pytest.mark.parametrize("abstract", [False, True])

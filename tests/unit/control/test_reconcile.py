@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.rules import ActingRules
+from slurm_ext.control.submitted import notice_others
+from slurm_ext.control.unstarted import notice_unstarted
 from slurm_ext.domain.action import ActionKind
 from slurm_ext.domain.job import JobState, ShapeKind
-from slurm_ext.domain.node import Limits
-from slurm_ext.domain.plan import Verdict
+from slurm_ext.domain.node import Limits, Reservation
+from slurm_ext.domain.plan import Decision, Verdict
 from tests.fakes.slurm import FakeSlurm
 from tests.unit.control.acting import (
     EVERYTHING,
@@ -23,7 +26,7 @@ from tests.unit.control.acting import (
     plan_of,
 )
 
-START, WAIT, RESERVE, ORDER, LEAVE = Verdict
+START, WAIT, RESERVE, ORDER, LEAVE, _ = Verdict  # nobody plans STOP for a daemon
 
 
 @pytest.fixture
@@ -485,3 +488,136 @@ def test_a_node_count_that_was_made_exact_is_opened_again(world: World):
     written = world.act(decision(job, WAIT))
     assert fields_of(written, ActionKind.RESTORE) == {"NumTasks": "4", "NumNodes": "1-0"}
     assert world.act(decision(job, WAIT)) == []
+
+
+# -- a start that Slurm does not carry out ---------------------------------------------------------
+
+
+def left(job: str) -> Decision:
+    """What the policy says once it has lost its patience."""
+    return replace(decision(job, ORDER), wanted_since_s=0.0)
+
+
+def blocked_in(world: World, gpus: int) -> str:
+    """A job of 4 that lies let go on ``gpus`` and does not start."""
+    world.submit(16, nodes=4, foreign=True)
+    world.slurm.advance()
+    job = world.submit(4)
+    world.act(decision(job, START, gpus=gpus, remaining=estimate(600)))
+    assert world.row(job).gpus == gpus
+    assert not world.leased(job)
+    return job
+
+
+def test_a_start_that_slurm_does_not_carry_out_is_given_back_and_not_tried_again(world: World):
+    job = blocked_in(world, 8)
+    written = world.act(left(job))
+    assert kinds(written) == [ActionKind.LEASE, ActionKind.RESTORE, ActionKind.LIFT]
+    assert world.row(job).gpus == 4
+    assert not world.leased(job)
+    assert world.ledger[job].unstarted == (8,)
+    assert world.act(left(job)) == []
+    world.act(decision(job, START, gpus=8, remaining=estimate(600)))
+    assert world.row(job).gpus == 4
+    assert any("did not start it on 8 GPUs" in r.reason for r in world.refusals)
+
+
+def test_a_requeue_makes_every_count_possible_again(world: World):
+    job = blocked_in(world, 8)
+    world.act(left(job))
+    for other in [j.job_id for j in world.slurm.queue.values() if j.placement]:
+        world.slurm.cancel(other)
+    world.slurm.advance()
+    assert world.fake(job).state is JobState.RUNNING
+    world.slurm.requeue(job)
+    world.act(decision(job, WAIT))
+    assert world.ledger[job].unstarted == ()
+
+
+@pytest.mark.parametrize(
+    ("reason", "struck"),
+    [
+        ("AssocGrpGRES", (8,)),
+        ("QOSMaxCpuPerUserLimit", (8,)),
+        ("MaxGRESPerAccount", (8,)),
+        ("Resources", ()),
+        ("Priority", ()),
+        ("None", ()),
+    ],
+)
+def test_a_limit_that_slurm_names_strikes_the_count_off_at_once(world: World, reason, struck):
+    job = blocked_in(world, 8)
+    row = replace(world.row(job), reason=reason)
+    now = world.slurm.now
+    assert notice_unstarted(row, world.ledger[job], now).unstarted == struck
+    # An old reason proves nothing, nor does one of a job that may not start yet.
+    stale = replace(world.ledger[job], reason_before=reason)
+    assert notice_unstarted(row, stale, now).unstarted == ()
+    later = replace(row, eligible_s=now + 100)
+    assert notice_unstarted(later, world.ledger[job], now).unstarted == ()
+
+
+def test_the_submitted_count_is_never_struck_off(world: World):
+    job = blocked_in(world, 8)
+    world.act(left(job))
+    row = replace(world.row(job), reason="AssocGrpGRES")
+    assert notice_unstarted(row, world.ledger[job], world.slurm.now).unstarted == (8,)
+
+
+# -- what the owner gave ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["ntasks", "nodes"])
+def test_a_size_that_the_owner_gave_with_scontrol_is_kept(world: World, field):
+    job = world.submit(4)
+    world.act(decision(job, WAIT))
+    setattr(world.fake(job), field, 2)
+    world.ledger[job] = notice_others(world.row(job), world.ledger[job])  # as each cycle does
+    assert world.ledger[job].resized_by_hand
+    world.act(decision(job, START, gpus=8, remaining=estimate(600)))
+    assert getattr(world.row(job), field) == 2
+    permit = world.permits(world.snapshot())[job]
+    assert not permit.resize
+    assert permit.order
+    assert "by hand" in " ".join(permit.reasons)
+
+
+def test_a_node_count_that_slurm_derived_is_not_taken_for_the_owners(world: World):
+    job = world.submit(8, nodes=2)
+    world.directives[job] = replace(
+        world.directives[job], req=replace(world.directives[job].req, nodes=1)
+    )
+    world.act(decision(job, WAIT))
+    assert not world.ledger[job].resized_by_hand
+    assert world.permits(world.snapshot())[job].resize
+
+
+# -- reservations ----------------------------------------------------------------------------------
+
+
+def test_a_stretched_limit_that_would_reach_into_a_reservation_is_refused(world: World):
+    now = world.slurm.now
+    names = tuple(world.slurm.nodes)
+    world.slurm.reservations.append(Reservation("maint", names, now + 1800, now + 9000))
+    job = world.submit(4, time_limit_s=1200.0)
+    world.at_submitted[job] = estimate(600)
+    world.act(decision(job, START, gpus=1, remaining=estimate(2400)))
+    assert world.row(job).gpus == 4
+    assert any("reach into reservation maint" in r.reason for r in world.refusals)
+
+
+def test_a_limit_of_ours_does_not_close_the_pool(world: World):
+    job = world.submit(4, time_limit_s=1200.0)
+    world.act(decision(job, WAIT))
+    world.at_submitted[job] = estimate(600)
+    world.submit(16, nodes=4, foreign=True)
+    world.slurm.advance()
+    world.act(decision(job, START, gpus=1, remaining=estimate(2400)))
+    row = world.row(job)
+    assert row.time_limit_s > 1800
+    now = world.slurm.now
+    names = tuple(world.slurm.nodes)
+    world.slurm.reservations.append(Reservation("maint", names, now + 1800, now + 9000))
+    snapshot = world.snapshot()
+    assert PoolIndex(snapshot).pool_of(row) is None
+    assert PoolIndex(snapshot, world.ledger).pool_of(row) is not None

@@ -21,7 +21,6 @@ from slurm_ext.domain.directive import (
     Quality,
     RequestedShape,
     extract_from_admin_comment,
-    fill_from_environment,
     from_json,
     parse_comment,
     parse_options,
@@ -158,17 +157,6 @@ def test_listed_counts_are_exactly_those_that_are_allowed(
     assert directive.gpus.counts == tuple(sorted(set(listed)))
 
 
-def test_twins_fill_only_what_is_absent_and_not_excluded() -> None:
-    environ = {
-        "SLURM_FT_MODEL": "other",
-        "SLURM_FT_SAMPLES": "9",
-        "SLURM_FT_STEPS": "7",
-        "FT_BATCH": "1",
-    }
-    filled = fill_from_environment({"--ft-model": "mine", "epochs": "2"}, environ)
-    assert filled == {"model": "mine", "epochs": "2", "samples": "9"}
-
-
 @pytest.mark.parametrize(
     ("text", "samples"),
     [
@@ -286,11 +274,3 @@ def test_no_value_of_a_known_key_breaks_the_reader(key: str, value: Any) -> None
     for number in (directive.epochs, directive.deadline_s, directive.begin_s):
         assert number is None or math.isfinite(number)
     assert from_json(directive.to_json()) == directive
-
-
-def test_a_quality_bound_is_met_on_its_own_side() -> None:
-    assert Quality("top1", ">=", 0.8).met_by(0.8)
-    assert not Quality("top1", ">=", 0.8).met_by(0.79)
-    assert Quality("loss", "<=", 0.3).met_by(0.3)
-    assert not Quality("loss", "<=", 0.3).met_by(math.nan)
-    assert not Quality("top1", ">=", 0.8).met_by(math.nan)

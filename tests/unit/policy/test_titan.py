@@ -199,9 +199,11 @@ def test_a_start_that_slurm_does_not_carry_out_gives_its_gpus_back() -> None:
     assert gpus_started(still) == {"1": 4}
     later = decide(replace(v, previous=still), now=130.0)
     assert gpus_started(later) == {"2": 4}
-    assert later.decisions["1"].verdict is Verdict.RESERVE
+    # Given back its submitted shape, in which Slurm may start it.
+    assert later.decisions["1"].verdict is Verdict.ORDER
+    assert later.decisions["1"].left_to_slurm
     assert "QOSMaxGRESPerUser" in later.decisions["1"].reason
-    assert decide(replace(v, previous=later), now=1200.0).decisions["1"].verdict is Verdict.RESERVE
+    assert decide(replace(v, previous=later), now=1200.0).decisions["1"].left_to_slurm
     assert gpus_started(decide(replace(v, previous=later), now=1300.0)) == {"1": 4}
 
 
@@ -301,6 +303,15 @@ def test_plans_are_complete_feasible_and_repeatable(v: View, limit: float) -> No
     assert sorted(mine) == list(range(len(mine)))
     again = policy(v, 1e5)
     assert again.decisions == plan.decisions
-    # Told its own plan, the policy keeps it.
+    # Told its own plan, the policy keeps what it started. (Where seats were scarce the plan is not
+    # the best one, and a second look may find one that is better by the margin.)
     kept = policy(replace(v, previous=plan), 1e5)
-    assert gpus_started(kept) == gpus_started(plan)
+    if all(solve.optimal for solve in plan.solves):
+        assert gpus_started(plan).items() <= gpus_started(kept).items()
+
+
+def test_what_seats_left_over_is_given_out_again() -> None:
+    # Eight GPUs are worth most on one job, which finds no whole nodes; then two jobs share them.
+    known = {"1": facts(1, {8: 100.0}), "2": facts(2, {3: 900.0}), "3": facts(3, {3: 900.0})}
+    plan = decide(view([job(1), job(2), job(3)], known, nodes(3, used=[1, 1, 2])))
+    assert gpus_started(plan) == {"2": 3, "3": 3}

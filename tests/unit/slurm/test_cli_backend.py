@@ -145,7 +145,7 @@ def test_the_rest_of_what_slurm_says_about_itself(backend: CliBackend) -> None:
     assert config.enforces_limits
     assert config.accrues_always
     assert config.job_submit_plugins == frozenset()
-    assert config.topology_plugin == "tree"
+    assert config.get("TopologyPlugin") == "topology/tree"
     stats = backend.rpc_stats()
     assert stats.by_type["REQUEST_JOB_INFO"].count > 0
     assert stats.total_us > 0

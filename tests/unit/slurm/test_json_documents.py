@@ -14,7 +14,6 @@ from slurm_ext.domain.job import Job, JobState
 from slurm_ext.slurm.json_documents import (
     job_from_json,
     jobs_from_json,
-    nodes_from_json,
     number,
     parse_document,
 )
@@ -127,30 +126,6 @@ def test_types_are_known_where_there_is_one() -> None:
     assert kind("type") == "h100"
     assert kind("per-socket") == "h100"  # the other type is listed with a count of 0
     assert kind("multi-types") == ""
-
-
-@pytest.mark.parametrize(
-    ("name", "gpus", "free", "available"),
-    [
-        ("down", 0, 0, False),
-        ("drain", 0, 0, False),
-        ("idle", 6, 6, True),
-        ("mixed", 0, 0, True),
-        ("with-gpus-model-allocated", 6, 0, True),
-        ("with-gpus-model-idle", 6, 6, True),
-        ("without-gpu", 0, 0, True),
-    ],
-)
-def test_recorded_nodes(name: str, gpus: int, free: int, available: bool) -> None:
-    [node] = nodes_from_json(text_of(f"24.11/restd_node_{name}.json.gz"))
-    assert (node.gpus, node.gpus_free, node.available) == (gpus, free, available)
-
-
-@pytest.mark.parametrize("release", RELEASES)
-def test_every_recorded_node_is_read(release: str) -> None:
-    nodes = nodes_from_json(text_of(f"{release}/restd_nodes.json.gz"))
-    assert len(nodes) >= 6
-    assert all(node.cpus >= 1 and node.memory_mib > 0 and node.partitions for node in nodes)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ import pytest
 from slurm_ext.domain.errors import SourceMissingError
 from slurm_ext.slurm.facts import Identity, SlurmConfig, split_parameters
 from slurm_ext.slurm.parse_config import parse_config, parse_sdiag
-from slurm_ext.slurm.parse_limits import parse_associations, parse_qos
+from slurm_ext.slurm.parse_limits import (
+    has_budget,
+    parse_associations,
+    parse_qos,
+    with_usage,
+)
 from slurm_ext.slurm.parse_priorities import Ranking, parse_priorities
 
 
@@ -105,12 +110,55 @@ def test_sdiag_cut_off() -> None:
 
 def test_limits_of_one_partition_bind_with_the_others() -> None:
     limits = parse_associations(
-        "vision||||gres/gpu=24|\nvision|alice||gres/gpu=16||2-00:00:00\n"
-        "vision|alice|main|gres/gpu=8||\n"
+        "vision|||root||gres/gpu=24||||\nvision|alice|||gres/gpu=16||2-00:00:00|||\n"
+        "vision|alice|main||gres/gpu=8|||||\n"
     )
     assert limits["assoc:vision"].grp_gpus == 24
     alice = limits["assoc:vision:alice"]
     assert (alice.max_gpus_per_job, alice.max_wall_s) == (8, 172800.0)
+
+
+def test_every_limit_that_binds_a_resized_job_is_read() -> None:
+    limits = parse_associations(
+        "root|||||||||\nlab|||root||cpu=64,mem=1G,gres/gpu=4|||gres/gpu=90|cpu=1000,gres/gpu=500\n"
+        "lab1|||lab||||gres/gpu=120||\nlab1|alice||||||gres/gpu=120||\n"
+    )
+    lab = limits["assoc:lab"]
+    assert (lab.grp_gpus, lab.grp_cpus, lab.grp_memory_mib, lab.parent) == (
+        4,
+        64,
+        1024,
+        "assoc:root",
+    )
+    assert (lab.grp_gpu_run_minutes, lab.grp_gpu_minutes, lab.grp_cpu_minutes) == (90, 500, 1000)
+    assert limits["assoc:lab1"].parent == "assoc:lab"
+    assert limits["assoc:lab1:alice"].parent == "assoc:lab1"
+    assert limits["assoc:lab1:alice"].max_gpu_minutes_per_job == 120
+    qos = parse_qos("small|DenyOnLimit,OverPartQOS|mem=8G||cpu=8|cpu=16,gres/gpu=6|||||\n")
+    small = qos["qos:small"]
+    assert small.over_partition
+    assert (small.max_memory_mib_per_job, small.max_cpus_per_user) == (8192, 8)
+    assert (small.max_cpus_per_account, small.max_gpus_per_account) == (16, 6)
+
+
+def test_used_minutes_of_a_budget_are_read_from_slurmctld() -> None:
+    """As printed by 24.11.5, shortened."""
+    limits = parse_associations("lab|||root||||||gres/gpu=500,cpu=1000\nlab|bob||||||||cpu=9\n")
+    assert has_budget(limits)
+    text = (
+        "Current Association Manager state\nAssociation Records\n"
+        "ClusterName=ft Account=lab UserName= Partition= Priority=0 ID=12 GrpWall=N(0.00)"
+        " GrpTRES=cpu=N(7),gres/gpu=4(2) GrpTRESMins=cpu=1000(12),mem=N(3),gres/gpu=500(33.5),"
+        "gres/gpu:v100=N(34) GrpTRESRunMins=cpu=N(99) MaxJobs=\n"
+        "ClusterName=ft Account=lab UserName=bob(2002) Partition= GrpTRESMins=cpu=9(8) MaxJobs=\n"
+        "ClusterName=ft Account=other UserName= Partition= GrpTRESMins=cpu=9(8) MaxJobs=\n"
+    )
+    known = with_usage(limits, text)
+    assert (known["assoc:lab"].used_gpu_minutes, known["assoc:lab"].used_cpu_minutes) == (33, 12)
+    assert known["assoc:lab:bob"].used_cpu_minutes == 8
+    qos = parse_qos("small||||||||||cpu=5\n")
+    text = "QOS=small(3) UsageRaw=0.0 GrpTRESMins=cpu=5(4),gres/gpu=N(2) GrpTRESRunMins=cpu=N(0)\n"
+    assert with_usage(qos, text)["qos:small"].used_cpu_minutes == 4
 
 
 @pytest.mark.parametrize("text", ["small|gres/gpu=4", "small|gres/gpu=4\n"])

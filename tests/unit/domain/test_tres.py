@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ext.slurm.tres import Tres, memory_mib, parse_gpu_request, parse_tres
+from slurm_ext.domain.tres import Tres, memory_mib, parse_gpu_request, parse_tres
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "slurm"
 
