@@ -142,6 +142,8 @@ def _write(options: Options, found: report.Report, stages: Sequence[Stage]) -> N
         if stage.finished is not None
     }
     title = f"{options.workload}, {options.nodes} x {GPUS_PER_NODE} GPUs, seed {options.seed}"
+    if not options.full:
+        title += " (a demonstration, no benchmark)"
     gantt.draw(schedules, nodes, options.gantt, title)
     _say(f"picture of the schedules: {options.gantt}")
     if options.json:
