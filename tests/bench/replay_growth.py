@@ -1,6 +1,6 @@
 """How long a replay takes as a trace grows: real GPU jobs, 1,000, 10,000 and all of them.
 
-    python -m tests.bench.replay_growth TRACE [--cluster 128x4] [--policy NAME ...] [--jobs N ...]
+    python -m tests.bench.replay_growth TRACE [--cluster 192x4] [--policy NAME ...] [--jobs N ...]
 
 Prints seconds, jobs per second, decisions and the longest queue for each size, and the growth
 exponent between neighbouring sizes: log(time ratio) / log(job ratio); 1 is linear.
@@ -29,7 +29,7 @@ SIZES = (1_000, 10_000, 54_688)
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("trace")
-    parser.add_argument("--cluster", default="128x4")
+    parser.add_argument("--cluster", default="192x4")
     parser.add_argument(
         "--policy", nargs="+", default=["fifo", "backfill", "srtf", "titan"], choices=POLICIES
     )
