@@ -61,7 +61,7 @@ config = load_config(CONFIG)
 setup_logging(config.log_level)
 args = argparse.Namespace(once=False, observe=False)
 engine = Faulty(config, Door(open_backend(config)))
-sys.exit(daemon.serve(engine, lambda: load_config(CONFIG), args))
+sys.exit(daemon.serve(engine, lambda: load_config(CONFIG), lambda config: None, args))
 """
 # Stands before the real squeue in the daemon's PATH, and does what the file says.
 SQUEUE = f"""#!/bin/sh
