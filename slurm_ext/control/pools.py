@@ -19,6 +19,7 @@ from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.node import Node, Partition, Pool, Reservation
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.policy.queue import components
 
 _Kind = tuple[str, str, str, str, tuple[str, ...], tuple[str, ...]]
 
@@ -147,20 +148,4 @@ def overlaps(pools: Mapping[str, Pool]) -> tuple[frozenset[str], ...]:
 
 def group_by_nodes(sets: Mapping[str, Iterable[str]]) -> tuple[frozenset[str], ...]:
     """Names grouped so that sets of different groups are disjoint, in order of appearance."""
-    parent = {key: key for key in sets}
-
-    def root(key: str) -> str:
-        while parent[key] != key:
-            parent[key] = parent[parent[key]]
-            key = parent[key]
-        return key
-
-    owner: dict[str, str] = {}
-    for key, names in sets.items():
-        for name in names:
-            first = owner.setdefault(name, key)
-            parent[root(key)] = root(first)
-    groups: dict[str, set[str]] = {}
-    for key in sets:
-        groups.setdefault(root(key), set()).add(key)
-    return tuple(frozenset(group) for group in groups.values())
+    return tuple(frozenset(group) for group in components(sets))

@@ -47,7 +47,7 @@ class Field:
         return replace(self, nodes=nodes)
 
 
-def _components(pools: Mapping[str, tuple[str, ...]]) -> list[tuple[str, ...]]:
+def components(pools: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
     """Pool keys grouped by shared nodes, in the order of first appearance."""
     if len(pools) == 1:
         return [tuple(pools)]
@@ -75,7 +75,7 @@ def fields(view: View) -> list[Field]:
     by_name = {node.name: node for node in view.snapshot.nodes}
     result: list[Field] = []
     mine, foreign = _competitors(view)
-    for group in _components(view.pools):
+    for group in components(view.pools):
         names = dict.fromkeys(name for key in group for name in view.pools[key])
         jobs = mine.get(group[0], ())
         if len(group) > 1:
