@@ -31,7 +31,11 @@ SLEEP = "#!/bin/bash\nsleep 300\n"
 
 
 def output(cluster: Cluster, job_id: int, user: str = "alice") -> str:
-    return cluster.get(f"/home/{user}/slurm-{job_id}.out").decode()
+    """What a job has printed; empty until slurmstepd opens the file, some time after RUNNING."""
+    try:
+        return cluster.get(f"/home/{user}/slurm-{job_id}.out").decode()
+    except FileNotFoundError:
+        return ""
 
 
 def leftovers(name: str) -> list[str]:
