@@ -24,7 +24,10 @@ class Progress:
     """One report.
 
     ``samples_per_s`` is over the last window, ``rank_compute_s`` the seconds that each rank
-    computed per step *before* the collective (afterwards all ranks look alike).
+    computed per step *before* the collective (afterwards all ranks look alike). ``total_steps``
+    and ``total_samples`` are what the program intends in all, over all attempts. ``save_s`` is the
+    measured time of the last save, ``stall_s`` the time that training stood still for saves in
+    this attempt. ``restored_step`` is the step that this attempt began from.
     """
 
     job_id: str
@@ -37,6 +40,12 @@ class Progress:
     last_checkpoint_step: int | None = None
     last_checkpoint_s: float | None = None
     rank_compute_s: tuple[float, ...] = ()
+    total_steps: int | None = None
+    total_samples: int | None = None
+    first_step_s: float | None = None
+    restored_step: int | None = None
+    save_s: float | None = None
+    stall_s: float | None = None
     version: int = PROGRESS_VERSION
 
     def to_json(self) -> str:
@@ -83,7 +92,11 @@ def parse_progress(text: str, place: str) -> Progress:
             raise ProtocolError(f"{place}: rank_compute_s holds {value!r}")
         if not math.isfinite(value) or not 0 <= value <= 10**6:
             raise ProtocolError(f"{place}: rank_compute_s holds {value!r}, outside 0..1e6")
-    checkpoint_step = optional("last_checkpoint_step", 0, MAX_STEPS)
+
+    def whole(key: str, high: int) -> int | None:
+        value = optional(key, 0, high)
+        return None if value is None else int(value)
+
     return Progress(
         job_id=job_id,
         attempt=int(number("attempt", 0, 10**6)),
@@ -92,7 +105,13 @@ def parse_progress(text: str, place: str) -> Progress:
         samples=int(number("samples", 0, MAX_SAMPLES)),
         samples_per_s=number("samples_per_s", 0, MAX_RATE),
         gpus=int(number("gpus", 0, 10**6)),
-        last_checkpoint_step=None if checkpoint_step is None else int(checkpoint_step),
+        last_checkpoint_step=whole("last_checkpoint_step", MAX_STEPS),
         last_checkpoint_s=optional("last_checkpoint_s", 0, 10**11),
         rank_compute_s=tuple(float(value) for value in ranks),
+        total_steps=whole("total_steps", MAX_STEPS),
+        total_samples=whole("total_samples", MAX_SAMPLES),
+        first_step_s=optional("first_step_s", 0, 10**11),
+        restored_step=whole("restored_step", MAX_STEPS),
+        save_s=optional("save_s", 0, 10**7),
+        stall_s=optional("stall_s", 0, 10**9),
     )

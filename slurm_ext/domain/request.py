@@ -8,6 +8,7 @@ them from here. Layout below the spool (world-writable and sticky, owned by the 
     plans/throughput.sqlite     a copy of the throughput table, for explain --script
     plans/daemon.lock           held by the daemon whose spool this is
     <uid>/progress-<id>.json    progress of a running job, owned by the user
+    <uid>/attempts-<id>.json    its attempts so far, owned by the user
     <uid>/request-<job>.json    the user's last request about a job
 
 ``<job>`` is the number of the job, or of the array as a whole; ``<id>`` is the job's own id, with
@@ -31,6 +32,7 @@ PLANS = "plans"
 CLUSTER_FILE = "cluster.json"
 TABLE_FILE = "throughput.sqlite"
 PROGRESS_PREFIX = "progress-"
+ATTEMPTS_PREFIX = "attempts-"
 REQUEST_PREFIX = "request-"
 SUFFIX = ".json"
 
@@ -93,6 +95,11 @@ def user_dir(spool: PurePath, uid: int) -> PurePath:
 def progress_path(spool: PurePath, uid: int, job_id: str) -> PurePath:
     """Progress file of a running job or of one task of an array."""
     return user_dir(spool, uid) / f"{PROGRESS_PREFIX}{job_id}{SUFFIX}"
+
+
+def attempts_path(spool: PurePath, uid: int, job_id: str) -> PurePath:
+    """Attempts of a job or of one task of an array."""
+    return user_dir(spool, uid) / f"{ATTEMPTS_PREFIX}{job_id}{SUFFIX}"
 
 
 def request_path(spool: PurePath, uid: int, base_id: int) -> PurePath:

@@ -1,6 +1,6 @@
 """JSON schemas (draft 2020-12) of what the product writes, printed from the dataclasses.
 
-``python -m slurm_ext.domain.schema --emit progress|plan|cluster|request|ledger|journal|markdown``.
+``python -m slurm_ext.domain.schema --emit NAME`` prints one, ``--emit markdown`` the page of all.
 The directive has its own short-keyed form, so its schema is given by hand beside the others and a
 test holds it against what :mod:`slurm_ext.domain.directive` writes. Schemas are for people and
 other programs; our own readers use :mod:`slurm_ext.domain.codec`.
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
+from slurm_ext.domain.attempt import ATTEMPTS_VERSION, Attempts
 from slurm_ext.domain.codec import field_types, required_fields
 from slurm_ext.domain.directive import VERSION as DIRECTIVE_VERSION
 from slurm_ext.domain.directive import (
@@ -37,6 +38,7 @@ _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 # name -> (class, version of the form, None where the version is that of the enclosing document)
 _DOCUMENTS: dict[str, tuple[type[Any], int | None]] = {
     "progress": (Progress, PROGRESS_VERSION),
+    "attempts": (Attempts, ATTEMPTS_VERSION),
     "plan": (PlanDocument, DOCUMENT_VERSION),
     "cluster": (ClusterDocument, DOCUMENT_VERSION),
     "request": (PinRequest, REQUEST_VERSION),

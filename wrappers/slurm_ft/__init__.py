@@ -1,0 +1,1 @@
+"""Inside a job: launch, safe points, checkpoints, pause. Importing this imports no torch."""

@@ -1,0 +1,1 @@
+"""Coordinated pause: all ranks hold, or all go on."""

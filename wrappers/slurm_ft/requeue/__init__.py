@@ -1,0 +1,1 @@
+"""Whether a job that stopped comes back, and how. Standard library only."""

@@ -1,0 +1,1 @@
+"""Safe points, agreement, progress and saves inside the program."""

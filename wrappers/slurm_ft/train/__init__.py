@@ -1,0 +1,1 @@
+"""Reference fine-tuning program: small models on data that it makes itself."""

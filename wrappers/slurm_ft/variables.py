@@ -1,0 +1,44 @@
+"""Names of the environment variables between ``ft-run``, the program and the session.
+
+One place, so that both sides and the documentation agree. A variable that the user has set is
+never overwritten, except where it describes what ``ft-run`` itself has done (``JOB``, ``ATTEMPT``,
+``STATUS``).
+"""
+
+from __future__ import annotations
+
+# Slurm's own id of the job; a task of an array as 123_4.
+JOB = "FT_JOB_ID"
+# Slurm's restart count: 0 in the first attempt.
+ATTEMPT = "FT_ATTEMPT"
+# Directory of this job's small files, the same in every attempt, mode 0700.
+STATE_DIR = "FT_STATE_DIR"
+# File that the session of this rank keeps for its ft-run (slurm_ft.status).
+STATUS = "FT_STATUS_FILE"
+# File that rank 0's session keeps for the daemon (slurm_ext.domain.progress); unset: no spool.
+PROGRESS = "FT_PROGRESS_FILE"
+# Directory with one directory per complete checkpoint, the same in every attempt.
+CHECKPOINT_DIR = "FT_CHECKPOINT_DIR"
+# Root of the content-addressed block store; unset: checkpoints hold their own bytes.
+BLOCK_STORE = "FT_BLOCK_STORE"
+# Names of the signals that mean "save and come back", separated by commas, e.g. "USR2,TERM".
+SIGNALS = "FT_SIGNALS"
+# Seconds from such a signal to SIGKILL, as far as known.
+GRACE_S = "FT_GRACE_S"
+# Time-out of one collective in seconds, as set for NCCL and gloo.
+COLLECTIVE_TIMEOUT_S = "FT_COLLECTIVE_TIMEOUT_S"
+# Seconds between two checkpoints as the user bounds them: "auto", "LOW-HIGH" or a number.
+CHECKPOINT_INTERVAL = "FT_CHECKPOINT_INTERVAL"
+# The configuration that holds: the granted allocation, and what the plan says within it.
+GPUS = "FT_GPUS"
+NODES = "FT_NODES"
+LOCAL_BATCH = "FT_LOCAL_BATCH"
+ACCUMULATION = "FT_ACCUMULATION"
+GLOBAL_BATCH = "FT_GLOBAL_BATCH"
+STAGES = "FT_STAGES"
+MICRO_BATCHES = "FT_MICRO_BATCHES"
+PRECISION = "FT_PRECISION"
+GRAD_CHECKPOINTING = "FT_GRAD_CHECKPOINTING"
+FROZEN = "FT_FROZEN"
+# Digest of the configuration as this rank read it: sessions compare theirs at start.
+PLAN_DIGEST = "FT_PLAN_DIGEST"
