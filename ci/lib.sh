@@ -59,9 +59,10 @@ sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     return 1
 }
 
-# Make .venv with the package (editable) and its extras; again only when pyproject.toml or the Python changed.
+# setup_venv EXTRA...: .venv with the package (editable) and these extras. It is made anew when pyproject.toml or the
+# Python changed; a missing extra is added to it. PIP_INDEX_URL and the like apply as everywhere.
 setup_venv() {
-    local python stamp log
+    local python stamp log extra wanted=
     if ! python=$(find_python); then
         can_apt || die "Python 3.11 or newer with venv is missing: apt-get install python3 python3-venv"
         # The distribution's own Python first; older ones carry a newer Python under its full name.
@@ -70,20 +71,26 @@ setup_venv() {
             die "no Python of at least 3.11 could be installed"
     fi
     stamp=$({ cat "$REPOSITORY/pyproject.toml"; "$python" -VV; echo "$REPOSITORY"; } | sha256sum)
-    if [ -x "$VENV/bin/python" ] && [ "$(cat "$VENV/.stamp" 2>/dev/null)" = "$stamp" ]; then
-        return 0
+    if [ ! -x "$VENV/bin/python" ] || [ "$(head -n 1 "$VENV/.stamp" 2>/dev/null)" != "$stamp" ]; then
+        say "making .venv with $("$python" -V) (once; a minute or two)"
+        "$python" -m venv --clear "$VENV" || die "could not make $VENV"
+        rm -f "$VENV/.stamp"
     fi
-    say "making .venv with $("$python" -V) (once; a minute or two)"
-    "$python" -m venv --clear "$VENV" || die "could not make $VENV"
+    for extra in "$@"; do
+        grep -qx "extra $extra" "$VENV/.stamp" 2>/dev/null || wanted+=${wanted:+,}$extra
+    done
+    [ -n "$wanted" ] || return 0
+    say "installing the package with $wanted into .venv"
     log=$(mktemp)
-    if ! (cd "$REPOSITORY" && "$VENV/bin/python" -m pip install --disable-pip-version-check -e '.[dev]') \
+    if ! (cd "$REPOSITORY" && "$VENV/bin/python" -m pip install --disable-pip-version-check -e ".[$wanted]") \
         >"$log" 2>&1 </dev/null; then
         tail -n 20 "$log" >&2
         rm -f "$log"
-        die "pip could not install the package with its dev extra into $VENV"
+        die "pip could not install the package with $wanted into $VENV"
     fi
     rm -f "$log"
-    printf '%s\n' "$stamp" >"$VENV/.stamp"
+    [ -s "$VENV/.stamp" ] || printf '%s\n' "$stamp" >"$VENV/.stamp"
+    printf 'extra %s\n' "$@" >>"$VENV/.stamp"
 }
 
 engine_answers() {
