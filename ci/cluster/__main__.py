@@ -41,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--gpus-per-node", type=int, default=4)
     up.add_argument("--nodes-per-container", type=int, default=4)
     up.add_argument("--suite", default="trixie", help="Debian suite, which decides Slurm's release")
+    up.add_argument("--ranks", action="store_true", help="with torch and MPI in the image")
     up.add_argument("--prefix", default="slurm-ext", help="first part of the cluster's name")
     up.add_argument("--limits", action="store_true", help="enforce associations, QOS and limits")
     up.add_argument("--no-plugin", action="store_true", help="leave out the SPANK plugin")
@@ -93,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     build = commands.add_parser("image", help="make the image if it is missing, and print its tag")
     build.add_argument("--suite", default="trixie")
+    build.add_argument("--ranks", action="store_true", help="with torch and MPI")
     build.set_defaults(run=_image)
     return parser
 
@@ -113,6 +115,7 @@ def _up(args: argparse.Namespace) -> None:
         gpus_per_node=args.gpus_per_node,
         nodes_per_container=args.nodes_per_container,
         suite=args.suite,
+        ranks=args.ranks,
         name_prefix=args.prefix,
         plugin=not args.no_plugin,
         lua=not args.no_lua,
@@ -179,7 +182,7 @@ def _down(args: argparse.Namespace) -> None:
 
 
 def _image(args: argparse.Namespace) -> None:
-    print(image.ensure_image(engine.connect(), args.suite, _say))
+    print(image.ensure_image(engine.connect(), args.suite, _say, ranks=args.ranks))
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class Cluster:
         spec = spec or ClusterSpec()
         client = engine.connect()
         sweep(client)
-        tag = image.ensure_image(client, spec.suite, progress)
+        tag = image.ensure_image(client, spec.suite, progress, ranks=spec.ranks)
         name = f"{spec.name_prefix}-{secrets.token_hex(3)}"
         cluster = cls(client, name, spec)
         if not keep:
@@ -203,7 +203,11 @@ class Cluster:
             labels={**labels, LABEL_SPEC: self.spec.to_json()},
             network=network,
             networking_config={network: endpoint},
-            extra_hosts=dict(addresses),
+            # Ranks meet at the name that Slurm has for the first node.
+            extra_hosts={
+                **addresses,
+                **{n: addresses[c] for c, nodes in self.spec.layout().items() for n in nodes},
+            },
             cap_add=_CAPABILITIES,
             security_opt=["seccomp=unconfined"],
             volumes={

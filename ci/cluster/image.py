@@ -1,4 +1,6 @@
-"""The cluster's Docker image: built once per content of `image/`, then found by its tag.
+"""The cluster's Docker images: built once per content of `image/`, then found by their tags.
+
+There are two: Slurm alone, and on top of it torch and MPI for clusters whose jobs really train.
 
 The base is a local `debian:SUITE-slim` where there is one, else a pull, else debootstrap (root
 only; some 40 s): a machine without a registry but with Debian's package mirror can do everything.
@@ -24,30 +26,43 @@ from ci.cluster.errors import ImageError
 REPOSITORY = "slurm-ext-cluster"
 LABEL = "slurm-ext.cluster.image"
 _CONTEXT = Path(__file__).parent / "image"
+_RANKS_CONTEXT = _CONTEXT / "ranks"
 _DEBOOTSTRAP_LIMIT_S = 900
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy")
 
 Progress = Callable[[str], None]
 
 
-def tag_of(suite: str) -> str:
-    """The image's name; it changes whenever a file of the build context does."""
+def tag_of(suite: str, *, ranks: bool = False) -> str:
+    """The image's name; it changes whenever a file of its build context does."""
     digest = hashlib.sha256(suite.encode())
-    for path in sorted(path for path in _CONTEXT.iterdir() if path.is_file()):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"{REPOSITORY}:{suite}-{digest.hexdigest()[:12]}"
+    for context in (_CONTEXT, _RANKS_CONTEXT) if ranks else (_CONTEXT,):
+        for path in sorted(path for path in context.iterdir() if path.is_file()):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return f"{REPOSITORY}:{suite}{'-ranks' if ranks else ''}-{digest.hexdigest()[:12]}"
 
 
 def ensure_image(
-    client: docker.DockerClient, suite: str, progress: Progress = lambda _: None
+    client: docker.DockerClient,
+    suite: str,
+    progress: Progress = lambda _: None,
+    *,
+    ranks: bool = False,
 ) -> str:
-    """Return the image's tag, building it when needed; two processes never build at once."""
-    tag = tag_of(suite)
+    """Return the image's tag, building it when needed; two processes never build at once.
+
+    ``ranks``: with torch and MPI.
+    """
+    tag = tag_of(suite, ranks=ranks)
+    base = tag_of(suite)
     with _one_builder():
         if _exists(client, tag):
             return tag
-        _ensure_base(client, suite, progress)
-        _build(client, tag, suite, progress)
+        if not _exists(client, base):
+            _ensure_base(client, suite, progress)
+            _build(client, base, suite, _CONTEXT, {"SUITE": suite}, progress)
+        if ranks:
+            _build(client, tag, suite, _RANKS_CONTEXT, {"BASE": base}, progress)
     return tag
 
 
@@ -101,14 +116,21 @@ def _ensure_base(client: docker.DockerClient, suite: str, progress: Progress) ->
         client.api.import_image_from_file(str(archive), repository="debian", tag=f"{suite}-slim")
 
 
-def _build(client: docker.DockerClient, tag: str, suite: str, progress: Progress) -> None:
+def _build(
+    client: docker.DockerClient,
+    tag: str,
+    suite: str,
+    context: Path,
+    arguments: dict[str, str],
+    progress: Progress,
+) -> None:
     progress(f"building {tag} (once; half a minute to a few minutes, by the network)")
     proxies = {name: os.environ[name] for name in _PROXY_VARIABLES if name in os.environ}
     tail: list[str] = []
     for event in client.api.build(
-        path=str(_CONTEXT),
+        path=str(context),
         tag=tag,
-        buildargs={"SUITE": suite, **proxies},
+        buildargs={**arguments, **proxies},
         labels={LABEL: suite},
         # A build container on the bridge has no name service on some machines; the host's network
         # always has.

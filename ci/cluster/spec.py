@@ -39,6 +39,8 @@ class ClusterSpec:
     gpu_type: str = "v100"
     # Debian suite of the image; it decides Slurm's release (trixie = 24.11).
     suite: str = "trixie"
+    # The image with torch and MPI, for jobs that really train.
+    ranks: bool = False
     name_prefix: str = "slurm-ext"
     # The tree's SPANK plugin and site/*.lua; False leaves them out, like a site without them.
     plugin: bool = True

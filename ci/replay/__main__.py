@@ -20,7 +20,7 @@ from ci.replay.ideal import GPUS_PER_NODE
 from ci.replay.jobs import ReplayJob, compress
 from ci.replay.options import Options, parse
 from ci.replay.progress import Display
-from ci.replay.records import ReplayFailedError
+from ci.replay.records import ReplayFailedError, as_rows
 from ci.replay.stage import Stage
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ext.sim import gantt
@@ -152,6 +152,28 @@ def _write(options: Options, found: report.Report, stages: Sequence[Stage]) -> N
             json.dumps(report.as_json(found), indent=1) + "\n", encoding="utf-8"
         )
         _say(f"results: {options.json}")
+    if options.records:
+        options.records.parent.mkdir(parents=True, exist_ok=True)
+        options.records.write_text(_records(options, stages), encoding="utf-8")
+        _say(f"records: {options.records}")
+
+
+def _records(options: Options, stages: Sequence[Stage]) -> str:
+    """What `tests.bench.real_vs_sim` reads: how it was made, then one job a line."""
+    head = {
+        "workload": options.workload,
+        "jobs": options.jobs,
+        "nodes": options.nodes,
+        "gpus_per_node": GPUS_PER_NODE,
+        "time_scale": options.scale,
+        "seed": options.seed,
+    }
+    lines = [f'"meta": {json.dumps(head)}']
+    for stage in stages:
+        if stage.finished is not None:
+            rows = ",\n".join(json.dumps(row) for row in as_rows(stage.finished.records))
+            lines.append(f'"{stage.variant}": [\n{rows}\n]')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ class Options:
     seed: int = DEFAULT_SEED
     variants: tuple[Variant, ...] = tuple(Variant)
     json: Path | None = None
+    records: Path | None = None
     gantt: Path = DEFAULT_GANTT
     keep: bool = False
 
@@ -89,6 +90,12 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there")
     parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="FILE",
+        help="write there when every job was submitted, started and ended, and where",
+    )
+    parser.add_argument(
         "--gantt",
         type=Path,
         default=DEFAULT_GANTT,
@@ -122,6 +129,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         seed=args.seed,
         variants=_variants(parser, args.variants),
         json=args.json,
+        records=args.records,
         gantt=args.gantt,
         keep=args.keep,
     )

@@ -119,6 +119,20 @@ class Record:
     scattered: bool
 
 
+def as_rows(records: Sequence[Record]) -> list[dict[str, object]]:
+    """What happened to each job, for a file: workload seconds, to a hundredth."""
+    return [
+        {
+            "job_id": record.run.job_id,
+            "submit_s": round(record.run.submit_s, 2),
+            "start_s": round(record.run.start_s, 2),
+            "end_s": round(record.run.end_s, 2),
+            "nodes": dict(record.run.seats),
+        }
+        for record in records
+    ]
+
+
 def account(
     jobs: Sequence[ReplayJob],
     submissions: Mapping[str, float],

@@ -32,6 +32,7 @@ _JOB_ID = re.compile(r"^(\d+)(?:_(?:\d+|\[.*\])|\+\d+)?$")
 STALE_LEASES = 1.0
 
 _SURE = {
+    Source.PROGRESS: "extrapolated from what the job itself reports",
     Source.MEASURED: "measured for this very configuration",
     Source.INTERPOLATED: "interpolated between measured configurations",
     Source.HISTORY: "taken from earlier jobs of the same kind",
@@ -155,6 +156,7 @@ def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> I
         yield from _waits(document, now)
     if decision.verdict is not Verdict.LEAVE:
         yield from estimate_lines(decision)
+    yield from truth_lines(document, now)
     yield from considered_lines(document)
     yield from terms_lines(decision)
     yield from _state(document, whole, now)
@@ -235,6 +237,31 @@ def estimate_lines(decision: Decision) -> Iterator[str]:
     yield f"  Work    {_range(left)}; {_SURE[left.source]}" + (
         f": {left.note}" if left.note else ""
     )
+
+
+def truth_lines(document: PlanDocument, now: float) -> Iterator[str]:
+    """What the job itself told: steps, speed, checkpoint, end, and its attempts so far."""
+    truth = document.truth
+    if truth is not None:
+        of = f" of {truth.total_steps}" if truth.total_steps else ""
+        ago = f", {about(now - truth.at_s)} ago" if now > truth.at_s else ""
+        text = f"  Reports step {truth.step}{of}, {truth.samples_per_s:.4g} samples/s{ago}"
+        if truth.checkpoint_step is not None:
+            text += f"; checkpoint of step {truth.checkpoint_step}"
+            if truth.checkpoint_s is not None:
+                text += f", {about(now - truth.checkpoint_s)} old"
+        yield text
+        if truth.ends_s is not None and document.state != ENDED:
+            at = truth.ends_s
+            yield f"  End     {moment(at.value, now)}; {_SURE[at.source]}"
+    ended = [a for a in document.attempts if a.ended_s is not None]
+    if ended:
+        see = f"slurm-ext queue --attempts -j {document.base_id}"
+        yield f"  Starts  {document.attempt + 1}; {see} lists them"
+        last = ended[-1]
+        why = f": {last.reason}" if last.reason else ""
+        cause = last.cause.value if last.cause is not None else "unknown"
+        yield f"          the last one to end: {cause}{why}"
 
 
 def considered_lines(document: PlanDocument) -> Iterator[str]:

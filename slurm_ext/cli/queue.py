@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_ext.cli import attempts
 from slurm_ext.cli.explain import base_id_of, cluster_or_none, silence
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.control.config import load_config
@@ -22,6 +23,7 @@ from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.spans import moment, span
 
 DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.11e %.19S %R"
+LONG_FORMAT = "%.10i %9P %8u %2t %.5g %.11e %.9T %.17n %.19F %.6A %12L %.18c %R"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,46 @@ def _reason(row: _Row) -> str:
     return f"waits for {decision.waits_for}" if decision.waits_for else decision.reason
 
 
+def _speed(row: _Row) -> str:
+    truth = row.document.truth
+    return "-" if truth is None else f"{truth.samples_per_s:.4g}"
+
+
+def _step(row: _Row) -> str:
+    truth = row.document.truth
+    if truth is None:
+        return "-"
+    return f"{truth.step}/{truth.total_steps}" if truth.total_steps else str(truth.step)
+
+
+def _end(row: _Row) -> str:
+    truth = row.document.truth
+    if truth is None or truth.ends_s is None:
+        return "N/A"
+    return moment(truth.ends_s.value, row.now)
+
+
+def _end_source(row: _Row) -> str:
+    truth = row.document.truth
+    return "-" if truth is None or truth.ends_s is None else truth.ends_s.source.value
+
+
+def _cause(row: _Row) -> str:
+    ended = [a for a in row.document.attempts if a.ended_s is not None]
+    if not ended:
+        return "-"
+    return ended[-1].cause.value if ended[-1].cause is not None else "unknown"
+
+
+def _checkpoint(row: _Row) -> str:
+    truth = row.document.truth
+    if truth is None or truth.checkpoint_step is None:
+        return "-"
+    if truth.checkpoint_s is None:
+        return str(truth.checkpoint_step)
+    return f"{truth.checkpoint_step} {span(max(0.0, row.now - truth.checkpoint_s))} ago"
+
+
 # As squeue abbreviates them; a job that has left the queue is only shown when asked for by id.
 _STATES = {"PENDING": "PD", "RUNNING": "R", "COMPLETING": "CG", "SUSPENDED": "S", ENDED: "ED"}
 
@@ -86,6 +128,13 @@ LETTERS: dict[str, Column[_Row]] = {
     "p": Column("PRIORITY", lambda r: str(r.document.priority), "Slurm's priority"),
     "R": Column("REASON", _reason, "reason, or what the job waits for"),
     "r": Column("SLURMREASON", lambda r: r.document.slurm_reason, "Slurm's own reason"),
+    "T": Column("SAMPLES/S", _speed, "speed that the job reports"),
+    "n": Column("STEP", _step, "step that it reports, of all where it says"),
+    "F": Column("END", _end, "predicted end of a running job"),
+    "f": Column("ENDSOURCE", _end_source, "where that prediction comes from"),
+    "A": Column("STARTS", lambda r: str(r.document.attempt + 1), "how often it was started"),
+    "L": Column("LASTEND", _cause, "why its last attempt ended"),
+    "c": Column("CHECKPOINT", _checkpoint, "step and age of its last checkpoint"),
 }
 
 
@@ -96,7 +145,10 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="plan and reason of every job, printed as squeue does",
         description="List the waiting jobs that slurm-ext plans, in planned order, then those that"
         " it planned and that run. Jobs that have ended are shown for a while when -j names them.",
-        epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}",
+        epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}\n"
+        f"With --long: {LONG_FORMAT}\n\n"
+        f"Format fields with --attempts:\n{letters_help(attempts.LETTERS)}\n"
+        f"Default: {attempts.DEFAULT_FORMAT}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # -h is --noheader, as in squeue
     )
@@ -108,8 +160,16 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "-o",
         "--format",
         metavar="FORMAT",
-        default=DEFAULT_FORMAT,
         help="fields of a line, see below",
+    )
+    parser.add_argument(
+        "-l",
+        "--long",
+        action="store_true",
+        help="what jobs report beside what was planned: speed, step, end, last checkpoint",
+    )
+    parser.add_argument(
+        "--attempts", action="store_true", help="one line per start of each job, with its end"
     )
     parser.add_argument("-h", "--noheader", action="store_true", help="no heading line")
     parser.add_argument("--json", action="store_true", help="plan documents as a JSON list")
@@ -119,7 +179,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    pieces = parse_format(args.format, LETTERS)
+    chosen_format = args.format or (LONG_FORMAT if args.long else DEFAULT_FORMAT)
+    if args.attempts:
+        of_starts = parse_format(args.format or attempts.DEFAULT_FORMAT, attempts.LETTERS)
+    else:
+        pieces = parse_format(chosen_format, LETTERS)
     spool = load_config(args.config).spool
     try:
         documents = Spool(spool).read_plans()
@@ -158,8 +222,12 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([json.loads(document.to_json()) for document in chosen]))
         return 0
-    rows = [_Row(document, now) for document in chosen]
-    for line in render(rows, pieces, LETTERS, header=not args.noheader):
+    header = not args.noheader
+    if args.attempts:
+        lines = render(attempts.starts(chosen, now), of_starts, attempts.LETTERS, header)
+    else:
+        lines = render((_Row(document, now) for document in chosen), pieces, LETTERS, header)
+    for line in lines:
         print(line)
     return 0
 

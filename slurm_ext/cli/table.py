@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_ext.cli import stale
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.domain.errors import DataError
 from slurm_ext.estimate.csvtext import (
@@ -158,8 +159,14 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     export.add_argument("--costs", action="store_true", help="start-up costs instead of rows")
     export.add_argument("-m", "--model", metavar="MODEL", help="only this model")
 
+    stale.register(actions)
+
     template = _action(actions, "template", "an empty CSV file with its explanation")
     template.add_argument("--costs", action="store_true", help="for start-up costs")
+
+    from slurm_ext.cli import profile  # starts processes: only where the command is built
+
+    profile.register(actions)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -173,6 +180,8 @@ def run(args: argparse.Namespace) -> int:
             return _show(args)
         case "export":
             return _export(args)
+        case "stale":
+            return stale.run(args)
         case _:
             return _template(args)
 

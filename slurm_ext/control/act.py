@@ -18,8 +18,9 @@ from slurm_ext.control.metrics import Metrics
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.reconcile import Reconciled, Refusal, reconcile
 from slurm_ext.control.rules import ActingRules
-from slurm_ext.domain.action import Action, ActionResult
+from slurm_ext.domain.action import Action, ActionKind, ActionResult
 from slurm_ext.domain.errors import SourceMissingError
+from slurm_ext.domain.job import Job
 from slurm_ext.domain.journal import JournalRow
 from slurm_ext.slurm.backend import Backend
 
@@ -90,9 +91,10 @@ class Actor:
                 now,
                 at_submitted=decided.at_submitted,
                 max_writes=max(0, rules.max_writes_per_cycle - writes),
+                stepping=seen.stepping,
             )
             rows = self._judged(
-                sent, found, frozenset(job.job_id for job in snapshot.pending()), cycle, now
+                sent, found, {job.job_id: job for job in snapshot.pending()}, cycle, now
             )
             failed += sum(row.outcome != "ok" for row in rows)
             if wave == 0:
@@ -130,7 +132,7 @@ class Actor:
         self,
         sent: Sequence[ActionResult],
         found: Reconciled,
-        present: frozenset[str],
+        present: Mapping[str, Job],
         cycle: int,
         now: float,
     ) -> list[JournalRow]:
@@ -147,6 +149,8 @@ class Actor:
                 outcome = "not read back: Slurm shows something else"
             else:
                 outcome = "ok"
+                if action.kind is ActionKind.LIFT and present[action.job_id].restarts:
+                    self._metrics.resumed.inc()
             word = outcome.partition(":")[0].replace(" ", "_")
             self._metrics.writes.labels(action.kind.value, word).inc()
             data = {
@@ -202,6 +206,8 @@ def _row(action: Action, outcome: str, cycle: int, now: float) -> JournalRow:
 # metric must not have a label for each of them. The first that occurs wins.
 _KINDS = (
     ("begin time", "begin time"),
+    ("cools down", "cool-down"),
+    ("requeued jobs of its partition", "resumes at once"),
     ("could delay job", "growth"),
     ("allows", "limit"),
     ("asks for at least", "limit"),

@@ -167,6 +167,65 @@ class Config(BaseModel):
         le=1,
         allow_inf_nan=False,
     )
+    resume_window_s: float = _key(
+        3600.0,
+        "Requeues of a job that lie further back than this do not count towards its cool-down.",
+        unit="s",
+        gt=0,
+        le=7 * 86400,
+        allow_inf_nan=False,
+    )
+    resume_free_orderly: int = _key(
+        10,
+        "Requeues of one job within resume_window_s that cost it no cool-down, where the cause is"
+        " nobody's fault: preemption, time limit, the daemon or a person. Each cause counts by"
+        " itself. Causes are what the job's ft-run tells.",
+        unit="requeues",
+        ge=0,
+        le=1000,
+    )
+    resume_free_failures: int = _key(
+        2,
+        "The same for all other causes: node failure, lost peer, no progress, an error of the"
+        " program, and causes that nobody told.",
+        unit="requeues",
+        ge=0,
+        le=1000,
+    )
+    resume_cooldown_s: float = _key(
+        60.0,
+        "How long a job waits after the first requeue beyond the free ones before it is let go;"
+        " every further one doubles it. A job that may not be leased waits for Slurm's own delay at"
+        " most.",
+        unit="s",
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+    )
+    resume_cooldown_max_s: float = _key(
+        1800.0,
+        "Longest cool-down of one job.",
+        unit="s",
+        ge=0,
+        le=86400,
+        allow_inf_nan=False,
+    )
+    resume_at_once: int = _key(
+        16,
+        "Most requeued jobs of one partition that may be on their way from start to first step at"
+        " the same time: all of them read checkpoints.",
+        unit="jobs",
+        ge=1,
+        le=100_000,
+    )
+    resume_settle_s: float = _key(
+        60.0,
+        "How long after its start a requeued job that does not report steps counts as on its way.",
+        unit="s",
+        ge=0,
+        le=3600,
+        allow_inf_nan=False,
+    )
     head: int = _key(
         200,
         "How many of our jobs from the head of each queue get their place written; jobs behind it"

@@ -133,9 +133,10 @@ class Engine:
         if teller.spool is None and teller.prepare():
             self._observer.reconfigure(self.config, teller.spool)
         with self._stage("observe"):
-            seen = self._observer.observe(self._clock(), memory.habits)
+            learnt = memory.habits, memory.calibrator.current
+            seen = self._observer.observe(self._clock(), *learnt)
         mode = self._mode()
-        rules = rules_from(self.config)
+        rules = replace(rules_from(self.config), requeue_hold_s=seen.slurm.requeue_hold_s)
         if mode is not Mode.ACTING:
             rules = replace(rules, acts={})
         with self._stage("remember"):

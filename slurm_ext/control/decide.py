@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_ext.control.config import Config
 from slurm_ext.control.growth import GrowthGuard
+from slurm_ext.control.lease import begin_s
 from slurm_ext.control.limits import (
     Size,
     Usage,
@@ -30,6 +31,7 @@ from slurm_ext.control.observe import Observation
 from slurm_ext.control.offers import Offers
 from slurm_ext.control.permits import SlurmFacts, classify
 from slurm_ext.control.pools import PoolIndex
+from slurm_ext.control.resume import Cooldown, cooldown_of
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
 from slurm_ext.control.shapes import possible_counts, shape_for
 from slurm_ext.control.submitted import Frame, frame_of, offered_counts
@@ -45,16 +47,23 @@ from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
 from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.estimate.enumerate import consolidated
 from slurm_ext.estimate.remaining import candidates, ends_at
+from slurm_ext.policy.queue import present_candidate
 from slurm_ext.policy.srtf import SrtfPolicy
 from slurm_ext.policy.titan import TitanConfig, TitanPolicy
 
 _log = logging.getLogger(__name__)
+# What a job that cools down waits for.
+COOLING = "the end of its cool-down"
 EVERYTHING = frozenset({ORDER, RESIZE, LEASE, PIN})
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A plan and what led to it. ``refused`` says per job why a GPU count was no candidate."""
+    """A plan and what led to it.
+
+    ``refused`` says per job why a GPU count was no candidate, ``ends`` when each running job is
+    expected to end (epoch seconds).
+    """
 
     plan: Plan
     view: View
@@ -63,6 +72,7 @@ class Decided:
     pools: Mapping[str, Pool]
     at_submitted: Mapping[str, Estimate]
     failure: str = ""
+    ends: Mapping[str, Estimate] = field(default_factory=dict)
 
     def overlaid(self, other: Decided, job_ids: Sequence[str]) -> Decided:
         """This plan with what ``other`` says about the named jobs."""
@@ -84,6 +94,7 @@ class Decided:
             {**other.pools, **self.pools},
             self.at_submitted,
             self.failure or other.failure,
+            self.ends,
         )
 
 
@@ -94,6 +105,7 @@ class _Facts:
     refused: dict[str, Mapping[int, str]] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
     at_submitted: dict[str, Estimate] = field(default_factory=dict)
+    cooling: dict[str, Cooldown] = field(default_factory=dict)
 
 
 def policy_from(config: Config) -> Policy:
@@ -141,18 +153,27 @@ def decide(
             found.facts[job.job_id] = JobFacts((), found.permits[job.job_id], job.submit_s)
     planned = {job_id for job_id, p in found.permits.items() if p.order or p.resize}
     room = _Room.of(seen.snapshot, ledger, planned.union(also_planned))
-    index = room.index
     for job in seen.snapshot.pending():
         directive = seen.directives.get(job.job_id)
         if directive is not None:
-            found.facts[job.job_id] = _facts(
-                job, directive, ledger.get(job.job_id), seen, room, config, found
-            )
+            entry = ledger.get(job.job_id)
+            found.facts[job.job_id] = _facts(job, directive, entry, seen, room, config, found)
+            permit = found.permits[job.job_id]
+            kept = permit.lease or (begin_s(job) or 0.0) > seen.now
+            if entry is not None and kept and (permit.order or permit.resize):
+                cooling = cooldown_of(entry, rules.resume, seen.now)
+                if cooling is not None:
+                    found.cooling[job.job_id] = cooling
+    facts = found.facts
+    ends = _ends(seen)
     view = View(
         snapshot=seen.snapshot,
-        facts=found.facts,
+        # What cools down takes no GPUs from those that may start.
+        facts={j: replace(f, candidates=()) if j in found.cooling else f for j, f in facts.items()}
+        if found.cooling
+        else facts,
         pools={key: tuple(n.name for n in pool.nodes) for key, pool in found.pools.items()},
-        free_at_s=_free_at(seen, index),
+        free_at_s={job_id: end.value for job_id, end in ends.items()},
         previous=previous,
         carried_out=carried_out,
     )
@@ -163,9 +184,51 @@ def decide(
         failure = str(exc)
         _log.error("policy %s failed, falling back: %s", policy.name, exc)
         plan = _fall_back(view, previous, config, seen.now)
+    if found.cooling:
+        plan = _with_cooling(plan, found.cooling, facts, {j.job_id: j for j in seen.snapshot.jobs})
+        view = replace(view, facts=facts)
     return Decided(
-        plan, view, found.permits, found.refused, found.pools, found.at_submitted, failure
+        plan,
+        view,
+        found.permits,
+        found.refused,
+        found.pools,
+        found.at_submitted,
+        failure,
+        ends,
     )
+
+
+def _with_cooling(
+    plan: Plan,
+    cooling: Mapping[str, Cooldown],
+    facts: Mapping[str, JobFacts],
+    jobs: Mapping[str, Job],
+) -> Plan:
+    """The plan with what is to become of jobs that cool down, behind all others."""
+    decisions = {j: d for j, d in plan.decisions.items() if j not in cooling}
+    rank = len(plan.decisions)
+    for job_id, wait in sorted(cooling.items(), key=lambda item: (item[1].until_s, item[0])):
+        fact, job = facts[job_id], jobs[job_id]
+        likely = present_candidate(job, fact) if fact.candidates else None
+        until_s = wait.until_s
+        begin = begin_s(job)
+        if not fact.permit.lease:
+            # Slurm starts it when its own delay is over.
+            until_s = min(until_s, begin) if begin is not None else until_s
+        decisions[job_id] = Decision(
+            job_id=job_id,
+            verdict=Verdict.WAIT,
+            rank=rank,
+            reason=wait.reason,
+            configuration=likely.configuration if likely is not None else None,
+            remaining_s=likely.remaining_s if likely is not None else None,
+            expected_start_s=until_s,
+            waits_for=COOLING,
+            pool=fact.pool,
+        )
+        rank += 1
+    return replace(plan, decisions=decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +331,7 @@ def _counts(
     shaped = possible_counts(frame, wanted, per_node)
     refused.update(shaped.refused)
     touched = entry.written is not None
+    same_attempt = entry.attempt == job.restarts
     allowed = allowed_counts(
         job,
         shaped.ok,
@@ -277,8 +341,9 @@ def _counts(
         touched=touched,
     )
     refused.update(allowed.refused)
-    failed = dict.fromkeys(entry.unstarted, "Slurm did not start it on so many in this attempt")
-    if entry.failed is not None:
+    unstarted = entry.unstarted if same_attempt else ()
+    failed = dict.fromkeys(unstarted, "Slurm did not start it on so many in this attempt")
+    if entry.failed is not None and same_attempt:
         failed[entry.failed.gpus] = "Slurm failed to take this size in this attempt"
     failed.pop(frame.gpus, None)
     refused.update({count: why for count, why in failed.items() if count in allowed.ok})
@@ -343,10 +408,10 @@ def _only_type(pool: Pool) -> str:
     return types.pop() if len(types) == 1 else ""
 
 
-def _free_at(seen: Observation, index: PoolIndex) -> dict[str, float]:
+def _ends(seen: Observation) -> dict[str, Estimate]:
     """Expected end of each running job (epoch seconds)."""
     nodes = {node.name: node for node in seen.snapshot.nodes}
-    ends: dict[str, float] = {}
+    ends: dict[str, Estimate] = {}
     for job in seen.snapshot.running():
         where = [nodes[name] for name in job.node_names if name in nodes]
         if not job.gpus or not where:
@@ -358,7 +423,7 @@ def _free_at(seen: Observation, index: PoolIndex) -> dict[str, float]:
             where[0].gpu_type,
             seen.sources,
             seen.now,
-        ).value
+        )
     return ends
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from slurm_ext.control.decide import Decided
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.rules import ActingRules
+from slurm_ext.control.truth import NOTHING_TOLD, Told, worth_telling
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.journal import LedgerEntry
@@ -26,6 +27,7 @@ FORECAST_S = 60.0
 FORECAST_SHARE = 0.1
 MAX_WRITES = 1000
 _NOTHING: Mapping[str, tuple[str, ...]] = {}
+_NOBODY: Mapping[str, Told] = {}
 
 
 def build_documents(
@@ -37,10 +39,12 @@ def build_documents(
     *,
     only_starting: bool = False,
     not_done: Mapping[str, tuple[str, ...]] = _NOTHING,
+    told: Mapping[str, Told] = _NOBODY,
 ) -> dict[int, PlanDocument]:
     """One document per pending job or array that is ours (and starts now), by number.
 
-    ``not_done`` says by job what its plan wants and could not be carried out.
+    ``not_done`` says by job what its plan wants and could not be carried out, ``told`` what the
+    job itself told.
     """
     chosen = [
         decision
@@ -97,6 +101,8 @@ def build_documents(
             solve=solves.get(decision.pool),
             ours=entry,
             attempt=job.restarts,
+            truth=told.get(job_id, NOTHING_TOLD).truth,
+            attempts=told.get(job_id, NOTHING_TOLD).attempts,
         )
     return found
 
@@ -152,10 +158,13 @@ class DocumentKeeper:
         changed.sort(key=lambda d: (d.decision.verdict is not Verdict.START, d.decision.rank))
         return changed[:MAX_WRITES]
 
-    def running(self, jobs: Iterable[Job]) -> list[PlanDocument]:
+    def running(
+        self, jobs: Iterable[Job], told: Mapping[str, Told] = _NOBODY
+    ) -> list[PlanDocument]:
         """Documents of jobs that have started since: the plan as it was, with what was granted.
 
-        An array is running once none of its tasks is pending; its document keeps the array's id.
+        Also of those that have told something new about themselves. An array is running once none
+        of its tasks is pending; its document keeps the array's id, and tells of no single task.
         """
         jobs = list(jobs)
         waiting = {job.base_id for job in jobs if job.pending}
@@ -163,23 +172,24 @@ class DocumentKeeper:
         changed: dict[int, PlanDocument] = {}
         for job in jobs:
             known = self._written.get(job.base_id)
-            if (
-                known is None
-                or not job.running
-                or (job.base_id, known.state) in states
-                or job.base_id in waiting
-                or job.base_id in changed
-            ):
+            if known is None or not job.running or job.base_id in waiting | changed.keys():
                 continue
             array = "[" in known.job_id or known.job_id == str(job.base_id)
-            changed[job.base_id] = replace(
+            job_id = str(job.base_id) if job.array and array else job.job_id
+            word = told.get(job_id, NOTHING_TOLD)
+            if (job.base_id, known.state) in states:
+                if known.job_id == job_id and worth_telling(known, word):
+                    changed[job.base_id] = _with(known, word)
+                continue
+            started = replace(
                 known,
-                job_id=str(job.base_id) if job.array and array else job.job_id,
+                job_id=job_id,
                 state=job.state.value,
                 present_gpus=job.gpus,
                 slurm_reason="",
                 attempt=job.restarts,
             )
+            changed[job.base_id] = _with(started, word)
         return list(changed.values())[:MAX_WRITES]
 
     def ended(self, present: Collection[int]) -> list[PlanDocument]:
@@ -206,6 +216,15 @@ class DocumentKeeper:
     def known(self) -> frozenset[int]:
         """Jobs and arrays that have a document."""
         return frozenset(self._written)
+
+
+def _with(document: PlanDocument, told: Told) -> PlanDocument:
+    """The document with what the job told; what it told before stays where it is silent now."""
+    return replace(
+        document,
+        truth=told.truth or document.truth,
+        attempts=told.attempts or document.attempts,
+    )
 
 
 def same(old: PlanDocument | None, new: PlanDocument) -> bool:

@@ -1,4 +1,4 @@
-"""The journal: history, ledger and seen directives in one SQLite file on a local disk.
+"""The journal: history, ledger, directives and what jobs taught, in one SQLite file on local disk.
 
 What is ours on a job is written here *before* Slurm is asked to change it, so that a daemon killed
 between the two still knows what to give back. The history is bounded in rows. A file that cannot
@@ -12,6 +12,7 @@ Not thread-safe: one thread at a time uses a journal. SQLite runs in WAL mode wi
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,7 +23,10 @@ from slurm_ext.control.files import is_there
 from slurm_ext.domain.codec import dumps, loads
 from slurm_ext.domain.errors import DataError, ProtocolError
 from slurm_ext.domain.journal import JOURNAL_VERSION, JournalRow, LedgerEntry
+from slurm_ext.estimate.calibration import Sample
 from slurm_ext.estimate.history import Declared, PastRun
+
+_log = logging.getLogger(__name__)
 
 # Rows are removed in steps of this share, so that not every cycle has to remove some.
 _TRIM_SHARE = 0.05
@@ -54,6 +58,8 @@ CREATE TABLE run (
     actual_s REAL NOT NULL
 );
 """
+# Tables that came later: made where they are absent, so that a journal of before goes on.
+_ADDED = "CREATE TABLE IF NOT EXISTS sample (job_id TEXT PRIMARY KEY, text TEXT NOT NULL)"
 # Past runs kept over all users: enough for the habits of some hundred users.
 _MAX_RUNS = 20_000
 
@@ -89,6 +95,7 @@ class Journal:
                 for statement in _SCHEMA.split(";"):
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('version', ?)", (str(JOURNAL_VERSION),))
+            db.execute(_ADDED)
             row = db.execute("SELECT value FROM meta WHERE key='version'").fetchone()
         if row is None or row[0] != str(JOURNAL_VERSION):
             found = "none" if row is None else row[0]
@@ -233,6 +240,31 @@ class Journal:
             )
             self._db.execute(
                 "DELETE FROM run WHERE id <= (SELECT MAX(id) FROM run) - ?", (_MAX_RUNS,)
+            )
+
+    # -- reported speeds -------------------------------------------------------------------------
+
+    def samples(self) -> list[Sample]:
+        """What jobs reported about their speed. One that cannot be read any more is left out."""
+        with self._guard():
+            rows = self._db.execute("SELECT job_id, text FROM sample ORDER BY job_id").fetchall()
+        found = []
+        for job_id, text in rows:
+            try:
+                found.append(loads(Sample, text, f"{self.path}: sample of {job_id}"))
+            except ProtocolError as exc:
+                _log.warning("a reported speed of another release is forgotten: %s", exc)
+        return found
+
+    def store_samples(self, changed: Sequence[Sample], gone: Sequence[str]) -> None:
+        """Write new samples and drop those that count no more."""
+        if not changed and not gone:
+            return
+        with self._guard(), self._transaction():
+            self._db.executemany("DELETE FROM sample WHERE job_id=?", [(job,) for job in gone])
+            self._db.executemany(
+                "INSERT OR REPLACE INTO sample VALUES (?,?)",
+                [(sample.job_id, dumps(sample)) for sample in changed],
             )
 
     # -- history ---------------------------------------------------------------------------------

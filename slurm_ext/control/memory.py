@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from slurm_ext.control.calibrate import Calibrator
 from slurm_ext.control.config import Config
 from slurm_ext.control.files import is_there
 from slurm_ext.control.journal import Journal, open_journal
@@ -19,6 +20,7 @@ from slurm_ext.control.ledger import Ledger, holds_something
 from slurm_ext.control.metrics import Metrics
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.recover import recover
+from slurm_ext.control.requeues import RequeueWatch
 from slurm_ext.control.runs import RunWatch
 from slurm_ext.control.spool import SpoolThread
 from slurm_ext.control.submitted import first_sight, notice_others
@@ -50,8 +52,10 @@ class Memory:
         self.ledger = Ledger(self._journal.ledger())
         self.last_cycle = self._journal.last_cycle()
         self._watch = RunWatch()
+        self._requeues = RequeueWatch()
         self._runs = self._journal.runs()
         self.habits: Mapping[tuple[str, Declared], Habit] = habits(self._runs)
+        self.calibrator = Calibrator(self._journal.samples())
 
     def close(self) -> None:
         """Close the journal; everything in it stays."""
@@ -90,8 +94,9 @@ class Memory:
         if self._recovering:
             self._recover(ours, spool)
         self.ledger.meet(ours, seen.now)
+        self._requeues.look(seen.snapshot)
         for job in ours:
-            entry = self.ledger[job.job_id]
+            entry = self._requeued(job, seen)
             if job.pending:
                 entry = notice_others(job, first_sight(job, seen.directives[job.job_id], entry))
                 entry = notice_unstarted(job, entry, seen.now)
@@ -103,6 +108,20 @@ class Memory:
             self._runs = [*self._runs, *ended]
             self.habits = habits(self._runs)
             self._write(lambda journal: journal.add_runs(ended))
+        self.calibrator.notice(seen)
+        changed, gone = self.calibrator.unsaved()
+        self._write(lambda journal: journal.store_samples(changed, gone))
+
+    def _requeued(self, job: Job, seen: Observation) -> LedgerEntry:
+        """The job's entry, with a requeue since the last cycle noted, counted and told."""
+        before = self.ledger[job.job_id]
+        entry = self._requeues.note(job, before, seen.attempts)
+        if entry.requeues != before.requeues:
+            cause = entry.requeues[-1].cause.value
+            self._metrics.restarts.labels(cause).inc()
+            data = {"job": job.job_id, "restarts": job.restarts, "cause": cause}
+            _log.info("requeued", extra={"data": data})
+        return entry
 
     def _recover(self, ours: Sequence[Job], spool: SpoolThread | None) -> None:
         """After the journal was lost. Without the spool, Slurm alone has to do."""
@@ -159,6 +178,7 @@ class Memory:
         if told:
             _log.warning("journal: %s", told)
         self.ledger.unsettle()
+        self.calibrator.forget_stored()
 
 
 def _pinned(entry: LedgerEntry, request: PinRequest | None) -> LedgerEntry:

@@ -12,9 +12,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 from slurm_ext.control.config import Config
 from slurm_ext.control.spool import Inbox, SpoolThread
+from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.directive import Directive, extract_from_admin_comment, parse_comment
 from slurm_ext.domain.errors import (
     DataError,
@@ -23,8 +25,8 @@ from slurm_ext.domain.errors import (
     SourceMissingError,
 )
 from slurm_ext.domain.node import Limits, Topology
-from slurm_ext.domain.progress import Progress
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.estimate.calibration import NO_CALIBRATION, Calibration
 from slurm_ext.estimate.history import Declared, Habit
 from slurm_ext.estimate.index import ThroughputIndex
 from slurm_ext.estimate.remaining import EstimateSources
@@ -32,6 +34,7 @@ from slurm_ext.estimate.table import load_index, table_stamp
 from slurm_ext.slurm.backend import Backend
 from slurm_ext.slurm.facts import SlurmConfig
 
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
 # AdminComments asked for in one cycle: a first cycle on a long queue must not take minutes.
 MAX_NEW_DIRECTIVES = 10_000
@@ -43,7 +46,8 @@ class Observation:
 
     ``directives`` holds our jobs by id; a job that is absent there is not ours, or its directive
     is unusable for the reason in ``broken``. ``missing`` names optional sources that could not be
-    read; the values in force are then older ones.
+    read; the values in force are then older ones. ``attempts`` is what each job's own ``ft-run``
+    tells about its starts.
     """
 
     now: float
@@ -54,6 +58,19 @@ class Observation:
     inbox: Inbox
     sources: EstimateSources
     missing: tuple[str, ...] = ()
+    attempts: Mapping[str, Attempts] = field(default_factory=dict)
+
+    @property
+    def stepping(self) -> frozenset[str]:
+        """Running jobs whose present attempt has reported a step."""
+        reports = self.sources.progress
+        return frozenset(
+            job.job_id
+            for job in self.snapshot.running()
+            if (report := reports.get(job.job_id)) is not None
+            and report.attempt >= job.restarts
+            and (report.first_step_s is not None or report.step > (report.restored_step or 0))
+        )
 
 
 @dataclass(slots=True)
@@ -102,8 +119,16 @@ class Observer:
         self._config, self._spool = config, spool
         self._known = None
 
-    def observe(self, now: float, habits: Mapping[tuple[str, Declared], Habit]) -> Observation:
-        """Look once. Raises SourceMissingError where the cycle has to be skipped."""
+    def observe(
+        self,
+        now: float,
+        habits: Mapping[tuple[str, Declared], Habit],
+        calibration: Calibration = NO_CALIBRATION,
+    ) -> Observation:
+        """Look once. Raises SourceMissingError where the cycle has to be skipped.
+
+        ``habits`` and ``calibration`` are what earlier cycles have learnt for the estimates.
+        """
         missing: list[str] = []
         snapshot = self._backend.snapshot()
         known = self._rarely(now, missing)
@@ -124,10 +149,11 @@ class Observer:
         sources = EstimateSources(
             index=self._table.index,
             habits=habits,
-            progress=_progress_of_owners(snapshot, self._inbox),
+            progress=_of_owners(snapshot, self._inbox.progress),
             gpu_memory_gb={name.lower(): gb for name, gb in self._config.gpu_memory_gb.items()},
             efficiency_floor=self._config.efficiency_floor,
             missing=self._table.missing,
+            calibration=calibration,
         )
         return Observation(
             now,
@@ -138,6 +164,7 @@ class Observer:
             self._inbox,
             sources,
             tuple(missing),
+            _of_owners(snapshot, self._inbox.attempts),
         )
 
     def forget(self, base_ids: frozenset[int]) -> None:
@@ -256,12 +283,12 @@ def _from_comment(job_id: str, comment: str, now: float) -> str:
     return "" if directive is None else f"ft:{directive.to_json()}"
 
 
-def _progress_of_owners(snapshot: Snapshot, inbox: Inbox) -> dict[str, Progress]:
-    """Reports by job id; only the owner of a job may report about it."""
-    found: dict[str, Progress] = {}
+def _of_owners(snapshot: Snapshot, told: Mapping[tuple[int, str], T]) -> dict[str, T]:
+    """What was told, by job id; only the owner of a job may tell about it."""
+    found: dict[str, T] = {}
     for job in snapshot.jobs:
         if job.uid is not None:
-            report = inbox.progress.get((job.uid, job.job_id))
-            if report is not None:
-                found[job.job_id] = report
+            word = told.get((job.uid, job.job_id))
+            if word is not None:
+                found[job.job_id] = word
     return found

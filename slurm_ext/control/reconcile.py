@@ -28,7 +28,7 @@ expires after the daemon's death starts the job as its owner asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,6 +39,7 @@ from slurm_ext.control.limits import Size, Usage, let_go_of, present_size, size_
 from slurm_ext.control.offers import Offers
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.ranking import Factor, factors_for
+from slurm_ext.control.resume import ResumeGuard
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.shapes import Fields
 from slurm_ext.control.target import Planner, Target, has_size, submitted_target
@@ -103,9 +104,10 @@ class _Step:
 class _Wave:
     """Collects the steps of one call."""
 
-    def __init__(self, rules: ActingRules, now: float) -> None:
+    def __init__(self, rules: ActingRules, now: float, resumes: ResumeGuard | None) -> None:
         self.rules = rules
         self.now = now
+        self.resumes = resumes
         self.steps: list[_Step] = []
         self.refusals: dict[tuple[str, str], Refusal] = {}
 
@@ -174,10 +176,19 @@ class _Wave:
             lease_before_s=begin_s(case.job) if ours else None,
         )
 
-    def lift(self, case: Case, reason: str) -> None:
+    def lift(self, case: Case, reason: str, **changes: Any) -> None:
         """Let the job start. The ledger forgets the lease when it is seen to be gone."""
-        if case.hold.liftable:
-            self.add(case, ActionKind.LIFT, (("StartTime", "now"),), reason, _LIFT)
+        if not case.hold.liftable:
+            return
+        if self.resumes is not None and (
+            why := self.resumes.refusal(case.job, case.entry, case.hold, case.permit)
+        ):
+            self.refuse(case, why)
+            soon = case.hold is Hold.OURS or not self.safe(case)
+            if case.permit.lease and soon:
+                self.keep_back(case, why)
+            return
+        self.add(case, ActionKind.LIFT, (("StartTime", "now"),), reason, _LIFT, **changes)
 
     def bring(self, case: Case, target: Target | None, urgency: float) -> bool:
         """Bring the job one step nearer to its size; false when it has it, as read back."""
@@ -194,10 +205,15 @@ class _Wave:
 
     def _write(self, case: Case, target: Target, urgency: float) -> None:
         entry = case.entry
-        again = entry.written == target.shape and entry.given_back == target.submitted
+        again = (
+            entry.written == target.shape
+            and entry.given_back == target.submitted
+            and not case.requeued
+        )
         tries = entry.tries + 1 if again else 1
         # What lies on the job now is ours to recognise until the new values are seen.
         changes: dict[str, Any] = {
+            **(_new_attempt(case) if case.requeued else {}),
             "written": target.shape,
             "written_before": entry.written_before if again else entry.written,
             "attempt": case.job.restarts,
@@ -275,7 +291,9 @@ class _Starts:
             self._wave.keep_back(case, over)
             return
         if not self._wave.bring(case, target, _SHAPE):
-            self._wave.lift(case, f"it may start: {case.why}")
+            # A size of an earlier attempt that is wanted again is this attempt's from now on.
+            changes = _new_attempt(case) if case.requeued else {}
+            self._wave.lift(case, f"it may start: {case.why}", **changes)
 
     def _over_limit(self, case: Case, target: Target | None) -> str:
         """The limit that the job would break now, if Slurm does not check it any more."""
@@ -296,6 +314,17 @@ def _size(case: Case, target: Target | None) -> Size:
     return size_of(case.job, case.frame, target.shape, limit_s)
 
 
+def _new_attempt(case: Case) -> dict[str, Any]:
+    """What the ledger says once nothing of an earlier attempt counts any more."""
+    return {
+        "attempt": case.job.restarts,
+        "failed": None,
+        "tries": 0,
+        "unstarted": (),
+        "reason_before": case.job.reason,
+    }
+
+
 def _struck_off(case: Case) -> Case:
     """The case, with the size struck off in which the policy has waited too long for its start."""
     if case.decision is None or not case.decision.left_to_slurm:
@@ -314,11 +343,15 @@ def reconcile(
     *,
     at_submitted: Mapping[str, Estimate] | None = None,
     max_writes: int | None = None,
+    stepping: Collection[str] = (),
+    bounded: bool = True,
 ) -> Reconciled:
     """The next wave of writes that brings the cluster nearer to the plan.
 
     ``at_submitted`` estimates the remaining seconds of a job in its submitted shape; where it is
     absent, a time limit is never shortened. ``max_writes`` is what is left of the cycle's bound.
+    ``stepping`` are running jobs that have ended a step in their present attempt. Without
+    ``bounded`` requeued jobs are let go however many they are (a release).
     Call again with a fresh snapshot and the ledger updated by ``entries`` until ``actions`` is
     empty.
     """
@@ -326,11 +359,12 @@ def reconcile(
         _struck_off(case)
         for case in cases_of(plan, snapshot, ledger, permits, directives, rules, now)
     ]
-    wave = _Wave(rules, now)
-    for found in factors_for(snapshot, cases, rules, now, wave.refuse):
-        wave.factor(found)
     entries = {case.job_id: case.entry for case in cases}
     index = PoolIndex(snapshot, entries)
+    resumes = ResumeGuard(snapshot, rules.resume, now, stepping) if bounded else None
+    wave = _Wave(rules, now, resumes)
+    for found in factors_for(snapshot, cases, rules, now, wave.refuse):
+        wave.factor(found)
     planned = {c.job_id for c in cases if c.verdict is not Verdict.LEAVE}
     growth = GrowthGuard(snapshot, planned, index)
     let_go = let_go_of(snapshot, entries)

@@ -26,6 +26,25 @@ SAFE_CYCLES = 2
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeRules:
+    """Bounds of resuming. Durations are seconds.
+
+    ``free_orderly`` and ``free_failures`` are requeues of one cause within ``window_s`` that cost
+    no cool-down; the next one costs ``cooldown_s``, each further one twice as much, at most
+    ``cooldown_max_s``. ``at_once`` jobs of a partition may be resuming together; one that does
+    not report counts as resuming for ``settle_s`` after its start.
+    """
+
+    window_s: float = 3600.0
+    free_orderly: int = 10
+    free_failures: int = 2
+    cooldown_s: float = 60.0
+    cooldown_max_s: float = 1800.0
+    at_once: int = 16
+    settle_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
 class ActingRules:
     """Bounds of acting.
 
@@ -42,6 +61,7 @@ class ActingRules:
     head: int = 200
     max_writes_per_cycle: int = 500
     acts: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    resume: ResumeRules = ResumeRules()
 
     def may(self, partition: str, act: str) -> bool:
         """Whether ``act`` is switched on for the partition."""
@@ -67,4 +87,13 @@ def rules_from(config: Config) -> ActingRules:
             name: frozenset(str(act.value) for act in settings.act)
             for name, settings in config.partitions.items()
         },
+        resume=ResumeRules(
+            window_s=config.resume_window_s,
+            free_orderly=config.resume_free_orderly,
+            free_failures=config.resume_free_failures,
+            cooldown_s=config.resume_cooldown_s,
+            cooldown_max_s=config.resume_cooldown_max_s,
+            at_once=config.resume_at_once,
+            settle_s=config.resume_settle_s,
+        ),
     )

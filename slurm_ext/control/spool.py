@@ -1,4 +1,4 @@
-"""The spool on the shared file system: plan documents out, progress and requests in.
+"""The spool on the shared file system: plan documents out; progress, attempts and requests in.
 
 Everything that comes in was written by an ordinary user. A file counts only if, after opening it
 without following links, it is a regular file of the user whose directory it lies in, with one
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_ext.control.files import replace_file
+from slurm_ext.domain.attempt import MAX_ATTEMPTS_BYTES, Attempts, parse_attempts
 from slurm_ext.domain.document import (
     ClusterDocument,
     PlanDocument,
@@ -33,6 +34,7 @@ from slurm_ext.domain.document import (
 from slurm_ext.domain.errors import DataError, ProtocolError, SourceMissingError
 from slurm_ext.domain.progress import MAX_BYTES, Progress, parse_progress
 from slurm_ext.domain.request import (
+    ATTEMPTS_PREFIX,
     MAX_REQUEST_BYTES,
     PLANS,
     PROGRESS_PREFIX,
@@ -55,9 +57,16 @@ PLANS_MODE = 0o755
 DOCUMENT_MODE = 0o644
 # More entries than this in one user's directory are not looked at: nobody may slow the cycle.
 MAX_ENTRIES = 20_000
+# Prefix of a file's name to the most bytes that are read of it.
+_LIMITS = {
+    PROGRESS_PREFIX: MAX_BYTES,
+    ATTEMPTS_PREFIX: MAX_ATTEMPTS_BYTES,
+    REQUEST_PREFIX: MAX_REQUEST_BYTES,
+}
 _NAME = re.compile(
-    rf"^({re.escape(PROGRESS_PREFIX)}|{re.escape(REQUEST_PREFIX)})(\d+(?:_\d+)?){re.escape(SUFFIX)}$"
+    rf"^({'|'.join(map(re.escape, _LIMITS))})(\d+(?:_\d+)?){re.escape(SUFFIX)}$", re.ASCII
 )
+Mark = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +78,7 @@ class Inbox:
     """
 
     progress: Mapping[tuple[int, str], Progress] = field(default_factory=dict)
+    attempts: Mapping[tuple[int, str], Attempts] = field(default_factory=dict)
     requests: Mapping[tuple[int, int], PinRequest] = field(default_factory=dict)
 
     def request_about(self, owner: int, base_id: int) -> PinRequest | None:
@@ -83,8 +93,9 @@ class Spool:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._progress: dict[tuple[int, str], tuple[tuple[int, ...], Progress]] = {}
-        self._requests: dict[tuple[int, int], tuple[tuple[int, ...], PinRequest]] = {}
+        self._progress: dict[tuple[int, str], tuple[Mark, Progress]] = {}
+        self._attempts: dict[tuple[int, str], tuple[Mark, Attempts]] = {}
+        self._requests: dict[tuple[int, int], tuple[Mark, PinRequest]] = {}
         self._told: set[tuple[str, str]] = set()
 
     def prepare(self) -> None:
@@ -161,9 +172,10 @@ class Spool:
     # -- in --------------------------------------------------------------------------------------
 
     def read_inbox(self, uids: Collection[int]) -> Inbox:
-        """Progress and requests in the directories of these users. Unchanged files cost a stat."""
-        progress: dict[tuple[int, str], tuple[tuple[int, ...], Progress]] = {}
-        requests: dict[tuple[int, int], tuple[tuple[int, ...], PinRequest]] = {}
+        """What lies in the directories of these users. Unchanged files cost a stat."""
+        progress: dict[tuple[int, str], tuple[Mark, Progress]] = {}
+        attempts: dict[tuple[int, str], tuple[Mark, Attempts]] = {}
+        requests: dict[tuple[int, int], tuple[Mark, PinRequest]] = {}
         try:
             os.stat(self.root)
         except OSError as exc:
@@ -175,30 +187,34 @@ class Spool:
                         known = self._progress.get((uid, job_id))
                         if known is None or known[0] != mark:
                             report = parse_progress(text(), place)
-                            if report.job_id != job_id:
-                                raise ProtocolError(f"{place}: speaks of job {report.job_id}")
+                            _same_job(report.job_id, job_id, place)
                             known = (mark, report)
                         progress[uid, job_id] = known
+                    elif kind == ATTEMPTS_PREFIX:
+                        told = self._attempts.get((uid, job_id))
+                        if told is None or told[0] != mark:
+                            history = parse_attempts(text(), place)
+                            _same_job(history.job_id, job_id, place)
+                            told = (mark, history)
+                        attempts[uid, job_id] = told
                     elif job_id.isdigit():
                         key = (uid, int(job_id))
                         seen = self._requests.get(key)
                         if seen is None or seen[0] != mark:
                             request = parse_pin_request(text(), place)
-                            if request.job_id != key[1]:
-                                raise ProtocolError(f"{place}: speaks of job {request.job_id}")
+                            _same_job(str(request.job_id), str(key[1]), place)
                             seen = (mark, request)
                         requests[key] = seen
                 except (ProtocolError, OSError) as exc:
                     self._tell(place, str(exc))
-        self._progress, self._requests = progress, requests
+        self._progress, self._attempts, self._requests = progress, attempts, requests
         return Inbox(
             {key: report for key, (_, report) in progress.items()},
+            {key: history for key, (_, history) in attempts.items()},
             {key: request for key, (_, request) in requests.items()},
         )
 
-    def _user_files(
-        self, uid: int
-    ) -> Iterator[tuple[str, str, str, tuple[int, ...], Callable[[], str]]]:
+    def _user_files(self, uid: int) -> Iterator[tuple[str, str, str, Mark, Callable[[], str]]]:
         """(prefix, job id, place, mark of the content, reader) of each acceptable file."""
         path = Path(user_dir(self.root, uid))
         try:
@@ -220,7 +236,7 @@ class Spool:
                 if match is None:
                     continue
                 place = str(path / name)
-                limit = MAX_BYTES if match[1] == PROGRESS_PREFIX else MAX_REQUEST_BYTES
+                limit = _LIMITS[match[1]]
                 try:
                     found = os.stat(name, dir_fd=handle, follow_symlinks=False)
                 except OSError:
@@ -240,6 +256,11 @@ class Spool:
                 self._told.clear()
             self._told.add((place, message))
             _log.warning("spool: %s", message)
+
+
+def _same_job(found: str, wanted: str, place: str) -> None:
+    if found != wanted:
+        raise ProtocolError(f"{place}: speaks of job {found}")
 
 
 def _read_untrusted(directory: int, name: str, uid: int, limit: int, place: str) -> str:

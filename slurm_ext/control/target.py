@@ -108,9 +108,10 @@ class Planner:
         shape = shape_for(frame, planned)
         if shape is None:
             return f"its form cannot take {planned.gpus} GPUs as {planned.placement}"
-        if shape == case.entry.failed:
+        if shape == case.entry.failed and not case.requeued:
             return f"Slurm failed to take {shape.gpus} GPUs on {shape.nodes} nodes in this attempt"
-        if shape.gpus in case.entry.unstarted and shape.gpus != frame.gpus:
+        unstarted = () if case.requeued else case.entry.unstarted
+        if shape.gpus in unstarted and shape.gpus != frame.gpus:
             return f"Slurm did not start it on {shape.gpus} GPUs in this attempt"
         choice = self._offers.limit(
             case.job,

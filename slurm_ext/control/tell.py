@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from slurm_ext.control.changes import DecisionLog
 from slurm_ext.control.config import Config
-from slurm_ext.control.decide import Decided
+from slurm_ext.control.decide import COOLING, Decided
 from slurm_ext.control.documents import DocumentKeeper, build_documents
 from slurm_ext.control.ledger import Ledger
 from slurm_ext.control.metrics import Metrics
@@ -20,6 +20,8 @@ from slurm_ext.control.observe import Observation
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.spool import Spool, SpoolThread
+from slurm_ext.control.tally import AttemptTally, checkpoint_share
+from slurm_ext.control.truth import told_of
 from slurm_ext.domain.document import ClusterDocument, Mode
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.plan import Decision, Verdict
@@ -44,6 +46,7 @@ class Teller:
         self._metrics = metrics
         self._news = DecisionLog()
         self._keeper = DocumentKeeper()
+        self._tally = AttemptTally(metrics)
         self._told = ""
         self._shown_index: ThroughputIndex | None = None
         self._whole_written = False
@@ -99,7 +102,15 @@ class Teller:
     ) -> None:
         """Write the documents of jobs that are about to start: their ranks read them at once."""
         due = self._keeper.due(
-            build_documents(seen, shown, ledger, mode, rules, only_starting=True)
+            build_documents(
+                seen,
+                shown,
+                ledger,
+                mode,
+                rules,
+                only_starting=True,
+                told=told_of(seen, shown.ends),
+            )
         )
         if due and self._to_spool(lambda spool: spool.write_plans(due)):
             self._keeper.wrote(due)
@@ -119,12 +130,12 @@ class Teller:
         ``not_done`` says by job what its plan wants and could not be carried out.
         """
         self._look_for_losses()
+        told = told_of(seen, shown.ends)
         due = self._keeper.due(
-            build_documents(seen, shown, ledger, mode, rules, not_done=not_done or {})
+            build_documents(seen, shown, ledger, mode, rules, not_done=not_done or {}, told=told)
         )
-        due += self._keeper.running(
-            job for job in seen.snapshot.jobs if job.job_id in seen.directives
-        )
+        ours = [job for job in seen.snapshot.jobs if job.job_id in seen.directives]
+        due += self._keeper.running(ours, told)
         due += self._keeper.ended({job.base_id for job in seen.snapshot.jobs})
         due += self._keeper.lost(document.base_id for document in due)
         if due and self._to_spool(lambda spool: spool.write_plans(due)):
@@ -142,6 +153,8 @@ class Teller:
             solves=shown.plan.solves,
             jobs=len(shown.plan.decisions),
             verdicts=dict(Counter(d.verdict.value for d in shown.plan.decisions.values())),
+            corrections=seen.sources.calibration.corrections,
+            stale=seen.sources.calibration.stale,
         )
         self._whole_written |= self._to_spool(lambda spool: spool.write_cluster(whole))
         self._show_table(seen.sources)
@@ -211,6 +224,15 @@ class Teller:
         counts = Counter(d.verdict for d in shown.plan.decisions.values())
         for verdict in Verdict:
             metrics.jobs.labels(verdict.value).set(counts[verdict])
+        metrics.cooling.set(sum(1 for d in shown.plan.decisions.values() if d.waits_for == COOLING))
+        self._tally.notice(seen.attempts)
+        share = checkpoint_share(seen)
+        if share is not None:
+            metrics.checkpoint_share.set(share)
+        metrics.calibration.clear()
+        for found in seen.sources.calibration.corrections:
+            metrics.calibration.labels(found.model, found.gpu_type).set(found.factor)
+        metrics.stale_rows.set(len(seen.sources.calibration.stale))
         metrics.leased.set(sum(1 for e in ledger.values() if (e.lease_until_s or 0.0) > seen.now))
         metrics.gpus_free.clear()
         for pool in shown.pools.values():

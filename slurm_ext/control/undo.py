@@ -48,7 +48,15 @@ def release_actions(
     permits = dict.fromkeys(known, _RELEASED)
     nothing = Plan("release", now, {})
     done = reconcile(
-        nothing, snapshot, unpinned, permits, directives, rules, now, max_writes=max_writes
+        nothing,
+        snapshot,
+        unpinned,
+        permits,
+        directives,
+        rules,
+        now,
+        max_writes=max_writes,
+        bounded=False,
     )
     entries = {
         job_id: replace(done.entries.get(job_id, entry), veto=entry.veto)

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from slurm_ext.domain.attempt import Attempt
 from slurm_ext.domain.codec import dumps, loads
 from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.errors import ProtocolError
+from slurm_ext.domain.estimate import Estimate
 from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.plan import Decision, SolveInfo
 from slurm_ext.domain.policy import Permit
@@ -37,6 +39,58 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Truth:
+    """What a job itself last reported, and what follows from it. Times are epoch seconds.
+
+    ``attempt`` is the attempt that reported. ``ends_s`` is the predicted end, ``None`` while the
+    job waits. ``checkpoint_s`` is when the last complete checkpoint was written, ``save_s`` how
+    long that took.
+    """
+
+    at_s: float
+    attempt: int
+    step: int
+    samples: int
+    samples_per_s: float
+    total_steps: int | None = None
+    total_samples: int | None = None
+    checkpoint_step: int | None = None
+    checkpoint_s: float | None = None
+    save_s: float | None = None
+    ends_s: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """How far the throughput table is off for one model (and GPU type), told by its jobs.
+
+    ``factor`` is what the table's throughput is multiplied by, ``jobs`` how many jobs told so.
+    """
+
+    model: str
+    gpu_type: str
+    factor: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class StaleRow:
+    """A configuration that stays off after its model was corrected: to be measured again.
+
+    ``factor`` is measured over corrected, told by ``jobs`` jobs. ``placement`` are the GPUs on each
+    node.
+    """
+
+    model: str
+    gpu_type: str
+    placement: tuple[int, ...]
+    local_batch: int
+    accumulation: int
+    factor: float
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class PlanDocument:
     """What is planned for one job, and everything that led to it.
 
@@ -44,7 +98,9 @@ class PlanDocument:
     are; ``foreign_ahead`` are jobs that are not ours with a higher priority in the same partition.
     ``candidates`` are the configurations that were considered, ``refused`` the GPU counts that
     were not, each with its reason. ``requested_gpus`` is what was submitted, ``present_gpus`` what
-    Slurm would grant now. ``ours`` is what the daemon has written to the job. ``state`` is Slurm's,
+    Slurm would grant now. ``ours`` is what the daemon has written to the job. ``truth`` is what the
+    job itself reported last, ``attempts`` are its starts so far as its ``ft-run`` tells them.
+    ``state`` is Slurm's,
     or ``ENDED`` once the job has left the queue. A document is written again when what it tells
     changes, so ``made_s`` says since when it holds, not how old the plan is.
     """
@@ -76,6 +132,8 @@ class PlanDocument:
     solve: SolveInfo | None = None
     ours: LedgerEntry | None = None
     attempt: int = 0
+    truth: Truth | None = None
+    attempts: tuple[Attempt, ...] = ()
     version: int = DOCUMENT_VERSION
 
     @property
@@ -90,7 +148,11 @@ class PlanDocument:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDocument:
-    """What the daemon does as a whole, as of its last complete cycle."""
+    """What the daemon does as a whole, as of its last complete cycle.
+
+    ``corrections`` are the models for which the throughput table is corrected, ``stale`` the
+    configurations that have to be measured again (``slurm-ext table stale``).
+    """
 
     made_s: float
     mode: Mode
@@ -103,6 +165,8 @@ class ClusterDocument:
     solves: tuple[SolveInfo, ...] = ()
     jobs: int = 0
     verdicts: Mapping[str, int] = field(default_factory=dict)
+    corrections: tuple[Correction, ...] = ()
+    stale: tuple[StaleRow, ...] = ()
     version: int = DOCUMENT_VERSION
 
     def to_json(self) -> str:

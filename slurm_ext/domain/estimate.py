@@ -8,8 +8,9 @@ from enum import StrEnum
 
 
 class Source(StrEnum):
-    """Where a value comes from, best first."""
+    """Where a value comes from, best first. PROGRESS is the job's own report."""
 
+    PROGRESS = "progress"
     MEASURED = "measured"
     INTERPOLATED = "interpolated"
     HISTORY = "history"

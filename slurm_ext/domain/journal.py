@@ -8,9 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from slurm_ext.domain.attempt import Cause
 from slurm_ext.domain.job import Shape
 
 JOURNAL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """One return of a job to the queue: when, and why as far as anybody knows."""
+
+    at_s: float
+    cause: Cause = Cause.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,9 @@ class LedgerEntry:
     that write, which it goes on showing until it next looks at the job. ``resized_by_hand`` tells
     that somebody else gave the job another size, which it keeps; ``first_nodes`` is the node count
     that Slurm showed at first, by which a later one is told from one that Slurm derived.
+
+    ``requeues`` are the last returns to the queue, the oldest first, ``restarts`` Slurm's count up
+    to which they were noted (``None`` = not looked at yet).
     """
 
     job_id: str
@@ -80,3 +92,5 @@ class LedgerEntry:
     reason_before: str = ""
     resized_by_hand: bool = False
     first_nodes: int | None = None
+    requeues: tuple[Requeue, ...] = ()
+    restarts: int | None = None

@@ -91,10 +91,15 @@ class SolveInfo:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All decisions of one cycle. ``version`` is the version of the written document."""
+    """All decisions of one cycle. ``version`` is the version of the written document.
+
+    ``rides`` names for each job that is merged into another one that starts now (its carrier) that
+    other job; it holds no GPUs of its own.
+    """
 
     policy: str
     made_s: float
     decisions: Mapping[str, Decision]
     solves: tuple[SolveInfo, ...] = ()
+    rides: Mapping[str, str] = field(default_factory=dict)
     version: int = field(default=PLAN_VERSION)

@@ -60,7 +60,9 @@ class View:
     then leave out jobs for which nothing is to be done. ``queues``, where it is known already,
     holds for each pool all pending jobs that compete for it, by falling priority, then by
     submission, and every pending job is in one of them; ``shortest`` holds the same jobs by the
-    remaining time of their present GPU count. Both tell nothing that ``facts`` does not tell.
+    remaining time of their present GPU count. ``alike`` and ``apart`` are there for a policy that
+    has ``standing``: for each pool and GPU count the jobs that have one, the highest first, and
+    for each pool the jobs that have none. None of them tells anything that ``facts`` does not.
     """
 
     snapshot: Snapshot
@@ -73,13 +75,18 @@ class View:
     brief: bool = False
     queues: Mapping[str, Sequence[Job]] | None = None
     shortest: Mapping[str, Sequence[Job]] | None = None
+    alike: Mapping[str, Mapping[int, Sequence[Job]]] | None = None
+    apart: Mapping[str, Sequence[Job]] | None = None
 
 
 class Policy(Protocol):
     """A named decision rule. Calling it twice with equal arguments gives equal plans.
 
     One that stops running jobs also has an attribute ``preemptive`` that is true; without it no
-    job of ``View.running`` is shown.
+    job of ``View.running`` is shown. One that compares jobs of one pool and GPU count by a number
+    that does not change while they wait may have ``standing(job, fact)``: that number, or None for
+    a job that has to be looked at by itself. One that understands candidates with two job ids has
+    an attribute ``merges`` that is true; without it none are shown.
     """
 
     @property

@@ -23,11 +23,12 @@ from slurm_ext.domain.directive import Directive
 from slurm_ext.domain.estimate import Estimate, Source
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.progress import Progress
+from slurm_ext.estimate.calibration import NO_CALIBRATION, Calibration
 from slurm_ext.estimate.enumerate import Choice, Request, best, consolidated, spread_evenly
 from slurm_ext.estimate.history import NO_HABIT, Declared, Habit
 from slurm_ext.estimate.index import ThroughputIndex
 from slurm_ext.estimate.measurement import Settings
-from slurm_ext.estimate.work import Work, calibration, left
+from slurm_ext.estimate.work import Work, calibration, left, reported_total
 
 EFFICIENCY_FLOOR = 0.5
 # A job without a time limit: a year, what Slurm itself takes for UNLIMITED when it plans.
@@ -43,7 +44,8 @@ _NO_ROWS = ThroughputIndex()
 class EstimateSources:
     """Everything that estimates may use. ``gpu_memory_gb`` has GPU types in lower case.
 
-    ``missing`` names what could not be read (the table, say): estimates then fall back, and say so.
+    ``calibration`` is what other jobs' reports tell about the table. ``missing`` names what could
+    not be read (the table, say): estimates then fall back, and say so.
     """
 
     index: ThroughputIndex = field(default=_NO_ROWS)
@@ -53,6 +55,7 @@ class EstimateSources:
     efficiency_floor: float = EFFICIENCY_FLOOR
     environment: str = ""
     missing: str = ""
+    calibration: Calibration = NO_CALIBRATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def candidates(
     wanted = sorted({job.gpus, *(c for c in counts if c > 0)}) if resizable else [job.gpus]
     if directive is None or job.gpus < 1:
         return Candidates((_declared(job, present, sources, now, "no --ft-model"),))
-    request, reason = _request(directive, gpu_type, sources)
+    request, reason = request_of(directive, gpu_type, sources)
     if request is None:
         others = dict.fromkeys((c for c in wanted if c != job.gpus), reason)
         return Candidates((_declared(job, present, sources, now, reason),), others)
@@ -106,7 +109,8 @@ def candidates(
     factor = _calibration(request, options, progress, pool_gpus_per_node, sources)
     reported = progress is not None and job.running and progress.attempt >= job.restarts
     found: dict[int, Candidate] = {}
-    for gpus, choice in options.choices.items():
+    for gpus, uncorrected in options.choices.items():
+        choice = sources.calibration.corrected(uncorrected, request.model, request.gpu_type)
         batch = choice.configuration.global_batch
         work = left(directive, batch, progress, habit, reported=reported)
         if work is None:
@@ -138,17 +142,41 @@ def ends_at(
 ) -> Estimate:
     """When a running job frees its GPUs, in seconds since the epoch; never after Slurm's own end.
 
-    A job that has outlived its estimate is expected to need a tenth more of what it has run.
+    What the job itself reports about its speed and its whole work comes before the table. A job
+    that has outlived its estimate is expected to need a tenth more of what it has run.
     """
-    present = candidates(job, directive, (job.gpus,), pool_gpus_per_node, gpu_type, sources, now)
-    found = present.at(job.gpus)
-    left_s = declared_s(job, sources, "") if found is None else found.remaining_s
+    left_s = _by_report(job, sources, now)
+    if left_s is None:
+        per_node = pool_gpus_per_node
+        present = candidates(job, directive, (job.gpus,), per_node, gpu_type, sources, now)
+        found = present.at(job.gpus)
+        left_s = declared_s(job, sources, "") if found is None else found.remaining_s
     spent = max(0.0, now - job.start_s) if job.start_s is not None else 0.0
     bounds = [left_s.low, left_s.value or OVERDUE * spent, left_s.high or OVERDUE * spent]
     if job.end_s is not None:
         bounds = [min(b, max(0.0, job.end_s - now)) for b in bounds]
     low, value, high = sorted(bounds)
     return Estimate(now + value, now + low, now + high, left_s.source, left_s.note)
+
+
+def _by_report(job: Job, sources: EstimateSources, now: float) -> Estimate | None:
+    """What is left as the running attempt itself reports; ``None`` where it does not say enough."""
+    report = sources.progress.get(job.job_id)
+    if report is None or not job.running or report.attempt < job.restarts:
+        return None
+    total = reported_total(report)
+    if total is None or report.samples_per_s <= 0:
+        return None
+    left = max(0.0, total - report.samples) / report.samples_per_s
+    estimate = Estimate(
+        left,
+        left / (1 + CALIBRATED_SPREAD),
+        left * (1 + CALIBRATED_SPREAD),
+        Source.PROGRESS,
+        f"{min(report.samples, total):.0f} of {total:.0f} samples done at"
+        f" {report.samples_per_s:.4g} samples/s, by its own report",
+    )
+    return _later(estimate, report.at_s, now)
 
 
 def declared_s(job: Job, sources: EstimateSources, reason: str) -> Estimate:
@@ -181,7 +209,7 @@ def present_placement(job: Job, gpus_per_node: int) -> tuple[int, ...]:
     return fewest if job.nodes <= len(fewest) else spread_evenly(job.gpus, job.nodes)
 
 
-def _request(
+def request_of(
     directive: Directive, gpu_type: str, sources: EstimateSources
 ) -> tuple[Request | None, str]:
     """What the table is asked for, or why it cannot be asked."""
@@ -278,7 +306,10 @@ def _calibration(
     if ran is None:
         found = best(sources.index, request, consolidated(progress.gpus, gpus_per_node))
         ran = found if isinstance(found, Choice) else None
-    return calibration(progress, ran.throughput.value if ran else None)
+    if ran is None:
+        return 1.0
+    ran = sources.calibration.corrected(ran, request.model, request.gpu_type)
+    return calibration(progress, ran.throughput.value)
 
 
 def _timed(job: Job, choice: Choice, work: Work, factor: float, startup_s: float) -> Candidate:

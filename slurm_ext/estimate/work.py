@@ -33,12 +33,15 @@ def left(
     *,
     reported: bool,
 ) -> Work | None:
-    """What is left of the declared work; ``None`` where the user did not say enough."""
+    """What is left of the work; ``None`` where neither user nor program said enough."""
     total = directive.total_samples(global_batch)
+    declared = total is not None
+    if total is None:
+        total = reported_total(progress)
     if total is None:
         return None
-    notes = []
-    if habit.factor > 1:
+    notes = [] if declared else ["the amount of work is the program's own word"]
+    if declared and habit.factor > 1:
         total *= habit.factor
         notes.append(
             f"declared work x {habit.factor:.2f} (median of {habit.runs} past jobs of this user)"
@@ -55,9 +58,22 @@ def done_samples(progress: Progress | None, *, reported: bool) -> float:
         return 0.0
     if reported:
         return float(progress.samples)
-    if not progress.last_checkpoint_step or progress.step <= 0:
+    # An attempt that has not saved yet began from a checkpoint that is still there.
+    kept = max(progress.last_checkpoint_step or 0, progress.restored_step or 0)
+    if not kept or progress.step <= 0:
         return 0.0
-    return progress.samples * min(1.0, progress.last_checkpoint_step / progress.step)
+    return progress.samples * min(1.0, kept / progress.step)
+
+
+def reported_total(progress: Progress | None) -> float | None:
+    """Samples that the program intends in all; ``None`` where it does not say."""
+    if progress is None:
+        return None
+    if progress.total_samples is not None:
+        return float(progress.total_samples)
+    if progress.total_steps is None or progress.step <= 0 or not progress.samples:
+        return None
+    return progress.total_steps * progress.samples / progress.step
 
 
 def calibration(progress: Progress | None, predicted: float | None) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.job import Job
@@ -32,11 +32,14 @@ class Field:
     nodes: tuple[Node, ...]
     jobs: Sequence[Job]
     foreign: int
+    _free: int = field(default=-1, init=False, repr=False, compare=False)
 
     @property
     def gpus_free(self) -> int:
-        """Free GPUs over all nodes of the field."""
-        return sum(node.gpus_free for node in self.nodes)
+        """Free GPUs over all nodes of the field; counted once, since many ask."""
+        if self._free < 0:
+            object.__setattr__(self, "_free", sum(node.gpus_free for node in self.nodes))
+        return self._free
 
     def less(self, taken: Mapping[str, int]) -> Field:
         """The field after ``taken`` GPUs (by node name) were given out."""

@@ -100,6 +100,18 @@ def waits(
     )
 
 
+def carried(job: Job, fact: JobFacts, carrier: str, rank: int) -> Decision:
+    """The decision for a job that is merged into one that starts now."""
+    return Decision(
+        job_id=job.job_id,
+        verdict=Verdict.WAIT,
+        rank=rank,
+        reason=f"job {carrier} trains it along: both together make more progress so",
+        waits_for=f"the end of job {carrier}",
+        pool=fact.pool,
+    )
+
+
 def left_to_slurm(decision: Decision, job: Job, since_s: float | None, now: float) -> Decision:
     """A start that Slurm did not carry out: in its submitted shape the job is Slurm's again."""
     tried = "" if since_s is None else f" for {about(now - since_s)}"

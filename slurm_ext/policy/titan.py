@@ -17,6 +17,8 @@ Rules beyond the knapsack:
 * Stuck starts. A job that plans have wanted to start for ``start_patience_s`` and that Slurm does
   not start (a limit or licence that we do not know of) is left to Slurm as submitted, so that its
   GPUs do not stay idle; after ten times as long it is planned again, on other counts.
+* Merging. A candidate that serves two jobs is offered to both, taken by both or by neither
+  (`slurm_ext.policy.merged`); the second one rides and holds no GPUs.
 * Head. With foreign jobs in the field, the first of our waiting jobs is left without a lease, so
   that Slurm reserves for it; without foreign jobs there is nobody to protect it from.
 
@@ -27,8 +29,9 @@ times are far apart, and which needs no fair share to be guessed (see docs/polic
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice, takewhile
 
 from slurm_ext.domain.configuration import Candidate, Configuration
 from slurm_ext.domain.job import Job
@@ -56,6 +59,7 @@ from slurm_ext.optimize.problem import (
 from slurm_ext.optimize.solve import allocate, allocate_pools
 from slurm_ext.policy.growth import Grown, Growth, give_way, growths
 from slurm_ext.policy.growth import requests as growth_requests
+from slurm_ext.policy.merged import alone, bind, rides, unbind, worthwhile
 from slurm_ext.policy.placement import Seating, TopologyRule, seat
 from slurm_ext.policy.preemptive import released
 from slurm_ext.policy.queue import (
@@ -67,14 +71,17 @@ from slurm_ext.policy.queue import (
     request_for,
     running_releases,
     shadow,
+    shape_of,
 )
-from slurm_ext.policy.rigid import Rigid, worth_solving
-from slurm_ext.policy.telling import leave, left_to_slurm, started, waits, worth_per_gpu
+from slurm_ext.policy.telling import carried, leave, left_to_slurm, started, waits, worth_per_gpu
+from slurm_ext.policy.worth import Way, worth_solving
 
 # A start that failed is planned again after this many times the patience.
 STUCK_FOR = 10.0
 # Reasons by comparison cost a solve each: they are worked out for this many jobs per field.
 COMPARED = 8
+# Where a job past the waiting limit blocks the others, so many jobs are looked at (see `_front`).
+DEPTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +158,11 @@ class _Start:
     def key(self) -> str:
         return self.open.job.job_id
 
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Itself, and whoever rides on it."""
+        return self.candidate.job_ids if len(self.candidate.job_ids) > 1 else (self.key,)
+
 
 def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
     free = {node.name: node.gpus_free for node in part.nodes}
@@ -163,6 +175,7 @@ class TitanPolicy:
     """See the module. Instances hold parameters only; a call changes nothing in them."""
 
     name = "titan"
+    merges = True
 
     def __init__(self, config: TitanConfig | None = None) -> None:
         self.config = config or TitanConfig()
@@ -175,15 +188,17 @@ class TitanPolicy:
     def __call__(self, view: View, now: float) -> Plan:
         decisions: dict[str, Decision] = {}
         solves: list[SolveInfo] = []
+        riding: dict[str, str] = {}
         for part in fields(view):
-            self._decide_field(view, part, now, decisions, solves)
+            starts = self._decide_field(view, part, now, decisions, solves)
+            riding |= {key: s.key for s in starts for key in s.served if key != s.key}
         rank = len(decisions)
         for job in () if view.brief else view.snapshot.pending():
             fact = view.facts.get(job.job_id)
             if fact is not None and job.job_id not in decisions:
                 decisions[job.job_id] = leave(job, fact, rank)
                 rank += 1
-        return Plan(self.name, now, decisions, tuple(solves))
+        return Plan(self.name, now, decisions, tuple(solves), riding)
 
     # -- one field ---------------------------------------------------------------------------
 
@@ -194,21 +209,25 @@ class TitanPolicy:
         now: float,
         decisions: dict[str, Decision],
         solves: list[SolveInfo],
-    ) -> None:
+    ) -> list[_Start]:
         previous = view.previous.decisions if view.previous is not None else {}
         opens = []
-        for job in part.jobs:
+        for job in part.jobs if view.alike is None else self._front(view, part, now):
             fact, last = view.facts[job.job_id], previous.get(job.job_id)
             item = _Open(job, fact, now, None, list(fact.candidates))
             if last is not None:
                 self._remember(item, last, view.carried_out)
             opens.append(item)
+        gpus = sum(node.gpus for node in part.nodes)
+        keep = worthwhile({o.job.job_id: o.candidates for o in opens}, len(part.jobs), gpus)
+        for item in opens:
+            item.candidates = keep.get(item.job.job_id, item.candidates)
         names = frozenset(node.name for node in part.nodes)
         releases = running_releases(view, names, now)
 
         starts, blocked = self._start_overdue(view, part, opens, now)
         room = part.less(_gpus_on_nodes(starts))
-        done = {s.key for s in starts}
+        done = {key for s in starts for key in s.served}
         rest = [o for o in opens if o.job.job_id not in done and o is not blocked and not o.stuck]
         if blocked is not None:
             _only_behind(blocked, rest, room.gpus_free, starts, releases, now)
@@ -223,6 +242,37 @@ class TitanPolicy:
             solves.append(info)
         waiting = () if view.brief else opens
         self._write(part, waiting, starts, grown, blocked, against, releases, now, decisions)
+        return starts
+
+    def _front(self, view: View, part: Field, now: float) -> list[Job]:
+        """Of a queue that is sorted already, the jobs that can matter to this decision.
+
+        Exact while nobody is past the waiting limit: of jobs with one candidate and of one size
+        those of the highest standing, and some more for those that find no seat. Behind a job that
+        blocks the others, what ends in time counts and not what is worth most: there the first
+        ``DEPTH`` of each size and the ``DEPTH`` shortest are looked at.
+        """
+        free = part.gpus_free
+        late = self._late(part, now, free + 1)
+        found = {job.job_id: job for job in late}
+        again = view.previous.decisions if view.previous is not None else {}
+        if any(d.verdict is Verdict.START and d.job_id in view.facts for d in again.values()):
+            found |= {job.job_id: job for job in part.jobs if job.job_id in again}
+        for pool in part.pools:
+            found |= {job.job_id: job for job in (view.apart or {}).get(pool, ())}
+            for gpus, jobs in (view.alike or {}).get(pool, {}).items():
+                if gpus <= free:
+                    most = DEPTH if late else free // gpus + self.config.max_rounds
+                    found |= {job.job_id: job for job in jobs[:most]}
+            if late and view.shortest is not None:
+                found |= {job.job_id: job for job in view.shortest.get(pool, ())[:DEPTH]}
+        return sorted(found.values(), key=lambda job: (job.submit_s, job.base_id))
+
+    def _late(self, part: Field, now: float, most: int) -> list[Job]:
+        """The first jobs past the waiting limit: beyond the GPUs there are, nobody can start."""
+        limit_s = self.config.waiting_limit_s
+        late = takewhile(lambda job: now - job.submit_s > limit_s, part.jobs)
+        return list(islice(late, most))
 
     def _remember(self, item: _Open, last: Decision, carried_out: bool) -> None:
         """What the last plan wanted of the job, and whether Slurm has failed to do it."""
@@ -255,7 +305,8 @@ class TitanPolicy:
         starts: list[_Start] = []
         for item in overdue:
             room = part.less(_gpus_on_nodes(starts))
-            for candidate in sorted(item.candidates, key=lambda c: (c.remaining_s.value, c.gpus)):
+            own = alone(item.candidates)
+            for candidate in sorted(own, key=lambda c: (c.remaining_s.value, c.gpus)):
                 nodes = self._seat(view, room, [(item, candidate)]).seats.get(item.job.job_id)
                 if nodes is not None:
                     starts.append(_Start(item, candidate, nodes, words, overdue=True))
@@ -279,7 +330,20 @@ class TitanPolicy:
             part = released(part, [growth.contender for growth, _ in grow])
         return seat(requests, part.nodes, view.snapshot.topology, self.config.topology)
 
-    def _solve(self, view: View, part: Field, items: Sequence[Item]) -> Solution:
+    def _solve(
+        self, view: View, part: Field, items: Sequence[Item], live: Sequence[_Open]
+    ) -> Solution:
+        """The best choice; of jobs that may be merged, each is told its own part of it."""
+        offers = {
+            o.job.job_id: o.candidates for o in live if len(alone(o.candidates)) < len(o.candidates)
+        }
+        if not offers:
+            return self._solve_items(view, part, items)
+        bound = bind(items, offers, part.gpus_free)
+        solution = self._solve_items(view, part, bound)
+        return replace(solution, chosen=unbind(bound, solution.chosen))
+
+    def _solve_items(self, view: View, part: Field, items: Sequence[Item]) -> Solution:
         if len(part.pools) == 1:
             return allocate(Problem(tuple(items), part.gpus_free), self.config.time_limit_s)
         return allocate_pools(_pool_problem(part, view, items), self.config.time_limit_s)
@@ -297,16 +361,18 @@ class TitanPolicy:
         items = (*items, *(growth.item for growth in growing))
         terms |= {growth.key: growth.terms for growth in growing}
         scored = Scored(Problem(items, part.gpus_free), terms)
-        free = self._solve(view, part, items)
+        free = self._solve(view, part, items, live)
         kept = {
             o.job.job_id: index
             for o in live
             for index, candidate in enumerate(o.candidates)
-            if o.planned is not None and candidate.configuration == o.planned
+            if o.planned is not None
+            and candidate.configuration == o.planned
+            and len(candidate.job_ids) == 1
         }
         if all(free.chosen.get(key) == index for key, index in kept.items()):
             return free, scored
-        held = self._solve(view, part, _firm(items, kept))
+        held = self._solve(view, part, _firm(items, kept), _only(live, kept))
         if any(key not in held.chosen for key in kept):
             return free, scored  # the last plan does not fit any more
         value = value_of(items, chosen := {k: kept.get(k, i) for k, i in held.chosen.items()})
@@ -333,6 +399,7 @@ class TitanPolicy:
         """
         by_id = {o.job.job_id: o for o in rest}
         offered = {key: list(o.candidates) for key, o in by_id.items()}
+        seats: dict[Hashable, int] = {}
         for attempt in range(1, self.config.max_rounds + 1):
             last = attempt == self.config.max_rounds
             # Starts come first where seats are scarce; and in the last round, which takes what
@@ -340,7 +407,7 @@ class TitanPolicy:
             growing = growing if attempt <= self.config.max_rounds // 2 else ()
             live = [o for o in rest if o.candidates]
             if view.brief:
-                live = worth_solving(live, part.gpus_free, self._rigid)
+                live = worth_solving(live, part.gpus_free, self._ways, seats)
             demands = {o.job.job_id: o.demand for o in live}
             solution, scored = self._solve_keeping(
                 view, part, live, list(demands.values()), growing
@@ -348,14 +415,19 @@ class TitanPolicy:
             chosen = {key: index for key, index in solution.chosen.items() if key in by_id}
             grow = [(g, solution.chosen[g.key]) for g in growing if g.key in solution.chosen]
             pairs = [(by_id[key], by_id[key].candidates[index]) for key, index in chosen.items()]
+            pairs = [(item, c) for item, c in pairs if not rides(item.job.job_id, c)]
             seating = self._seat(view, part, pairs, grow)
             if not seating.unseated or last:
                 break
             if grow:
                 growing = give_way(growing, grow, seating.unseated)
                 continue
+            if view.brief:
+                self._count_seats(view, part, pairs, seating, seats)
             for key in seating.unseated:
-                del by_id[key].candidates[chosen[key]]
+                lost = by_id[key].candidates[chosen[key]]
+                for other in {key, *lost.job_ids} & by_id.keys():
+                    by_id[other].candidates.remove(lost)
         starts = [
             _Start(
                 open=by_id[key],
@@ -384,7 +456,8 @@ class TitanPolicy:
         against = {} if view.brief else _reasons(part, live, scored, solution)
         if attempt > 1 and starts and not growing:
             left = part.less(_gpus_on_nodes(starts))
-            others = [o for o in rest if o.job.job_id not in {s.key for s in starts}]
+            served = {key for s in starts for key in s.served}
+            others = [o for o in rest if o.job.job_id not in served]
             for item in others:
                 item.candidates = offered[item.job.job_id]
             if left.gpus_free > 0 and any(o.candidates for o in others):
@@ -392,19 +465,54 @@ class TitanPolicy:
                 return [*starts, *more], grown, info, {**against, **more_against}
         return starts, grown, info, against
 
-    def _rigid(self, item: _Open) -> Rigid[_Open] | None:
-        """What an undistinguished job with one candidate is worth, as the objective has it."""
+    def _count_seats(
+        self,
+        view: View,
+        part: Field,
+        chosen: Sequence[tuple[_Open, Candidate]],
+        seating: Seating,
+        seats: dict[Hashable, int],
+    ) -> None:
+        """Of each shape that found no seat, how many there would be room for and nothing else."""
+        for item, candidate in chosen:
+            shape = shape_of(item.job, item.fact, candidate)
+            if item.job.job_id not in seating.unseated or shape in seats:
+                continue
+            request = request_for(item.job, candidate, view.pools[item.fact.pool])
+            copies = range(part.gpus_free // candidate.gpus)
+            same = [replace(request, job_id=str(copy)) for copy in copies]
+            found = seat(same, part.nodes, view.snapshot.topology, self.config.topology)
+            seats[shape] = len(found.seats)
+
+    def _ways(self, item: _Open) -> Sequence[Way] | None:
+        """What an undistinguished job is worth on each count, as the objective has it."""
         fact, weights = item.fact, self.config.weights
-        if len(item.candidates) != 1 or item.planned is not None:
+        if item.planned is not None or fact.weight != 1.0 or fact.deadline_s is not None:
             return None
-        if fact.weight != 1.0 or fact.deadline_s is not None:
+        if any(len(c.job_ids) > 1 for c in item.candidates):
             return None
-        candidate = item.candidates[0]
-        left_s = max(candidate.remaining_s.value, MIN_REMAINING_S)
         waited_s = max(0.0, item.now - fact.waiting_since_s)
-        value = (weights.progress + weights.start) / left_s
-        value += weights.waiting * waited_s / weights.patience_s**2
-        return Rigid(item, candidate.gpus, fact.pool, value)
+        waiting = weights.waiting * waited_s / weights.patience_s**2
+        if weights.start:
+            smallest = min(item.candidates, key=lambda c: (c.gpus, c.remaining_s.value))
+            waiting += weights.start / max(smallest.remaining_s.value, MIN_REMAINING_S)
+        return [
+            Way(
+                c.gpus,
+                shape_of(item.job, fact, c),
+                weights.progress / max(c.remaining_s.value, MIN_REMAINING_S) + waiting,
+            )
+            for c in item.candidates
+        ]
+
+    def standing(self, job: Job, fact: JobFacts) -> float | None:
+        """What a job with one candidate is worth, but for what all of them gain by the hour."""
+        if len(fact.candidates) != 1 or fact.weight != 1.0 or fact.deadline_s is not None:
+            return None
+        weights = self.config.weights
+        left_s = max(fact.candidates[0].remaining_s.value, MIN_REMAINING_S)
+        worth = (weights.progress + weights.start) / left_s
+        return worth - weights.waiting * fact.waiting_since_s / weights.patience_s**2
 
     # -- the plan ----------------------------------------------------------------------------
 
@@ -429,7 +537,12 @@ class TitanPolicy:
                 since = s.open.wanted_since_s
                 decision = replace(decision, wanted_since_s=now if since is None else since)
             decisions[s.key] = _with_reason(decision, against)
-        now_running = {s.key for s in starts}
+        now_running = {key for s in starts for key in s.served}
+        carriers = {key: s for s in starts for key in s.served if key != s.key}
+        for rider in opens:
+            key = rider.job.job_id
+            if key in carriers:
+                decisions[key] = carried(rider.job, rider.fact, carriers[key].key, len(decisions))
         stuck = {o.job.job_id: o for o in opens if o.stuck}
         rows = _in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
         soon = [
@@ -478,6 +591,14 @@ def _reasons(
             loss = sum(other.terms.values())
             found[key] = Term(f"not {wanted} GPUs: {other.decisive}", loss, other.words)
     return found
+
+
+def _only(live: Sequence[_Open], kept: Mapping[str, int]) -> list[_Open]:
+    """The jobs as `_firm` leaves them: a kept one has its kept candidate only."""
+    return [
+        replace(o, candidates=[o.candidates[kept[o.job.job_id]]]) if o.job.job_id in kept else o
+        for o in live
+    ]
 
 
 def _firm(items: Sequence[Item], kept: Mapping[str, int]) -> list[Item]:
@@ -538,11 +659,12 @@ def _in_line(
     share = max(1, total // max(1, len(opens)))
     rows = []
     for item in opens:
-        fair = [c for c in item.fact.candidates if c.gpus <= share]
+        own = alone(item.fact.candidates)
+        fair = [c for c in own if c.gpus <= share]
         candidate = (
             max(fair, key=lambda c: (c.gpus, -c.remaining_s.value))
             if fair
-            else min(item.fact.candidates, key=lambda c: (c.gpus, c.remaining_s.value))
+            else min(own, key=lambda c: (c.gpus, c.remaining_s.value))
         )
         worth = worth_per_gpu(candidate, item.fact)
         rows.append(

@@ -19,16 +19,17 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slurm_ext.domain.configuration import Configuration
 from slurm_ext.domain.node import Partition
 from slurm_ext.domain.plan import Decision, Plan, Verdict
-from slurm_ext.domain.policy import Policy, View
+from slurm_ext.domain.policy import JobFacts, Policy, View
 from slurm_ext.policy.placement import Request, seat
 from slurm_ext.sim.attempt import Attempt, Progress, attempt
 from slurm_ext.sim.costs import Costs
 from slurm_ext.sim.hardware import PARTITION, Hardware
+from slurm_ext.sim.merging import Merging, offer
 from slurm_ext.sim.model import Run, Schedule, SimJob, SimulationError
 from slurm_ext.sim.outages import Outage
 from slurm_ext.sim.views import Picture, Restarts, Rows
@@ -66,17 +67,22 @@ def replay(
     progress: Callable[[int, int], None] | None = None,
     *,
     brief: bool = True,
+    merging: Merging | None = None,
 ) -> Schedule:
     """Run every job from arrival to end.
 
     ``interval_s`` is the time between two decisions, 0 = whenever something happens. ``progress``
     is called with (finished, all) after each job. ``brief`` tells the policy that nobody reads why.
+    ``merging`` offers pairs of waiting jobs as one to a policy that understands that.
     Raises SimulationError when jobs are left that nothing will ever start, or when the policy
     starts a configuration that the job does not have.
     """
     if not (math.isfinite(interval_s) and interval_s >= 0):
         raise SimulationError(f"decision interval {interval_s!r}: use 0 or more seconds")
-    run = _Replay(tuple(jobs), hardware, policy, costs or Costs(), interval_s, outages, brief)
+    if not getattr(policy, "merges", False):
+        merging = None
+    known = tuple(jobs)
+    run = _Replay(known, hardware, policy, costs or Costs(), interval_s, outages, brief, merging)
     return run.go(progress)
 
 
@@ -92,8 +98,9 @@ class _Replay:
         interval_s: float,
         outages: Sequence[Outage],
         brief: bool,
+        merging: Merging | None,
     ) -> None:
-        self._jobs = jobs
+        self._jobs = list(jobs)
         self._place = {job.job_id: index for index, job in enumerate(jobs)}
         if len(self._place) < len(jobs):
             twice = [key for key, count in Counter(j.job_id for j in jobs).items() if count > 1]
@@ -110,7 +117,13 @@ class _Replay:
         self._pool_of = {job.job_id: self._pool(job, hardware) for job in jobs}
         self._partitions = (Partition(PARTITION, tuple(self._nodes), default=True),)
         self._away: Counter[str] = Counter()
-        self._rows = Rows()
+        # Without it, or where somebody reads the plan, a policy looks at the whole queue.
+        ranked = brief and merging is None
+        self._rows = Rows(standing=getattr(policy, "standing", None) if ranked else None)
+        self._merging = merging
+        self._offered: dict[tuple[str, str], SimJob] = {}
+        self._riding: dict[str, _Ride] = {}
+        self._alone: set[str] = set()
         self._live: dict[str, Attempt] = {}
         self._stopping: dict[str, str] = {}
         self._expected: dict[str, float] = {}
@@ -265,6 +278,8 @@ class _Replay:
         self._done[place].append(live.run(now, cause, kept))
         if cause == "done":
             self._finished += 1
+            if key in self._riding:
+                self._arrive(live.job, self._riding.pop(key), now)
         if live.job.model and self._costs.pipeline_switch_s is not None:
             for name, gpus in live.seats.items():
                 self._warm.setdefault(name, []).append((now, live.job.model, gpus))
@@ -281,6 +296,30 @@ class _Replay:
             self._push(now + delay, _BACK, place)
         else:
             self._wait(live.job, place, now)
+
+    def _arrive(self, carrier: SimJob, ride: _Ride, now: float) -> None:
+        """A merged run is over, and with it the job that rode on it, if it reached its target."""
+        rider = self._jobs[ride.place]
+        done = self._merging is None or self._merging.reaches_target(carrier.job_id, rider.job_id)
+        self._done[ride.place].append(
+            Run(
+                job_id=rider.job_id,
+                submit_s=rider.submit_s,
+                start_s=ride.start_s,
+                end_s=now,
+                gpus=0,
+                seats={},
+                error_free_s=rider.error_free_s,
+                queued_s=self._queued_s[rider.job_id],
+                share=1.0 if done else 0.0,
+                cause="done" if done else "unmerged",
+            )
+        )
+        if done:
+            self._finished += 1
+        else:
+            self._alone.add(rider.job_id)
+            self._wait(rider, ride.place, now)
 
     def _stopped_at(self, live: Attempt, now: float) -> float:
         told = live.job.job_id in self._stopping
@@ -329,6 +368,7 @@ class _Replay:
         if self._preemptive:
             running = {k: v for k, v in self._live.items() if k not in self._stopping}
         queues = dict(rows.queues)
+        ranked = rows.standing is not None
         return View(
             snapshot=Picture(
                 now,
@@ -337,7 +377,7 @@ class _Replay:
                 queues,
                 tuple(rows.started.values()),
             ),
-            facts=rows.facts,
+            facts=rows.facts if self._merging is None else self._with_pairs(self._merging),
             pools=self._pools,
             free_at_s=dict(self._expected),
             previous=self._previous,
@@ -345,11 +385,32 @@ class _Replay:
             brief=self._brief,
             queues=queues,
             shortest=dict(rows.shortest),
+            alike={pool: dict(sizes) for pool, sizes in rows.alike.items()} if ranked else None,
+            apart=dict(rows.apart) if ranked else None,
         )
+
+    def _with_pairs(self, merging: Merging) -> dict[str, JobFacts]:
+        """The facts with a pair's candidates at both of its jobs."""
+        facts = dict(self._rows.facts)
+        self._offered = {}
+        fresh = (
+            self._jobs[self._place[key]]
+            for key in facts
+            if not self._progress[key].starts and key not in self._riding and key not in self._alone
+        )
+        for carrier, rider in merging.pairs(fresh):
+            pair = merging.merged(carrier, rider)
+            if pair is not None:
+                ids = carrier.job_id, rider.job_id
+                self._offered[ids] = pair
+                for key in ids:
+                    facts[key] = offer(facts[key], pair, ids)
+        return facts
 
     def _restarts(self, running: Mapping[str, Attempt], now: float) -> Restarts:
         costs = self._costs
         delay_s = costs.save_s + max(costs.requeue_delay_s, costs.overhead.epilog_s)
+        delay_s += costs.overhead.launch_s
         return Restarts(running, dict(self._rows.started_facts), now, delay_s)
 
     def _carry_out(self, plan: Plan, now: float) -> bool:
@@ -357,12 +418,13 @@ class _Replay:
             (d for d in plan.decisions.values() if d.verdict in _ACTED_ON),
             key=lambda item: (item.rank, item.job_id),
         )
+        riders = {carrier: rider for rider, carrier in plan.rides.items()}
         acted = False
         for decision in wanted:
             acted = self._stop(decision, now) or acted
         for decision in wanted:
             if decision.verdict is Verdict.START and decision.job_id not in self._live:
-                acted = self._start(decision, now) or acted
+                acted = self._start(decision, riders.get(decision.job_id), now) or acted
         return acted
 
     def _stop(self, decision: Decision, now: float) -> bool:
@@ -404,7 +466,7 @@ class _Replay:
             raise SimulationError(f"plan starts {job.job_id} as {configuration}, not its own")
         return configuration, true_s
 
-    def _start(self, decision: Decision, now: float) -> bool:
+    def _start(self, decision: Decision, rider: str | None, now: float) -> bool:
         key = decision.job_id
         if key not in self._rows.facts:
             if key in self._place and self._progress[key].starts and not self._is_done(key):
@@ -413,6 +475,11 @@ class _Replay:
             raise SimulationError(f"plan starts {key}, which is not pending")
         place = self._place[key]
         job = self._jobs[place]
+        if rider is not None:
+            pair = self._offered.get((key, rider))
+            if pair is None:
+                raise SimulationError(f"plan merges {rider} into {key}, which was not offered")
+            job = pair
         configuration, true_s = self._own(job, decision)
         seats = self._seats(decision, configuration, self._pool_of[key])
         if seats is None:
@@ -434,12 +501,22 @@ class _Replay:
         self._live[key] = live
         self._expected[key] = live.expected_end_s
         self._rows.start(live, place)
+        self._no_need(key)
+        if rider is not None:
+            at = self._place[rider]
+            self._rows.ride(self._jobs[at], at)
+            self._no_need(rider)
+            self._riding[key] = _Ride(at, now)
+            # From here on the two are one job, which may be stopped and started again.
+            self._jobs[place] = job
+        self._push(live.end_s, _END, place, live.serial)
+        return True
+
+    def _no_need(self, key: str) -> None:
         need = self._need[key]
         self._needs[need] -= 1
         if not self._needs[need]:
             del self._needs[need]
-        self._push(live.end_s, _END, place, live.serial)
-        return True
 
     def _is_done(self, key: str) -> bool:
         runs = self._done[self._place[key]]
@@ -475,6 +552,14 @@ class _Replay:
         if warm_s is None or not found:
             return 0.0
         return max(0.0, job.cold_s - warm_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ride:
+    """A job that is trained along by another one, since when."""
+
+    place: int
+    start_s: float
 
 
 _ACTED_ON = frozenset({Verdict.START, Verdict.STOP})

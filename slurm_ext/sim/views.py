@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import bisect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from slurm_ext.domain.job import Job, JobState
 from slurm_ext.domain.node import Node, Partition, Topology
@@ -26,6 +27,8 @@ from slurm_ext.sim.attempt import Attempt, Progress, restarts
 from slurm_ext.sim.hardware import PARTITION
 from slurm_ext.sim.model import SimJob
 
+Standing = Callable[[Job, JobFacts], float | None]
+_Key = TypeVar("_Key", str, int)
 _FULL_PERMIT = Permit(order=True, resize=True, lease=True, pin=True)
 
 
@@ -117,6 +120,10 @@ class Rows:
     started: dict[str, Job] = field(default_factory=dict)
     facts: dict[str, JobFacts] = field(default_factory=dict)
     started_facts: dict[str, JobFacts] = field(default_factory=dict)
+    standing: Standing | None = None
+    alike: dict[str, dict[int, list[Job]]] = field(default_factory=dict)
+    apart: dict[str, list[Job]] = field(default_factory=dict)
+    stand_at: dict[str, float] = field(default_factory=dict)
 
     def wait(self, job: SimJob, place: int, pool: str, progress: Progress) -> None:
         """A job came, or came back."""
@@ -145,16 +152,31 @@ class Rows:
         self.left_s[job.job_id] = present_candidate(row, fact).remaining_s.value
         bisect.insort(_change(self.queues, pool), row, key=_by_submission)
         bisect.insort(_change(self.shortest, pool), row, key=self._by_time)
+        if self.standing is not None:
+            self._stand(row, fact, self.standing(row, fact))
 
-    def start(self, live: Attempt, place: int) -> None:
-        """A waiting job started."""
-        key = live.job.job_id
+    def ride(self, job: SimJob, place: int) -> None:
+        """A waiting job was merged into another one."""
+        self._leave(job, place)
+
+    def _leave(self, job: SimJob, place: int) -> tuple[Job, JobFacts]:
+        """A job does not wait any more."""
+        key = job.job_id
         fact = self._own_facts().pop(key)
         shortest = _change(self.shortest, fact.pool)
         del shortest[bisect.bisect_left(shortest, (self.left_s[key], place), key=self._by_time)]
         queue = _change(self.queues, fact.pool)
+        row = queue.pop(bisect.bisect_left(queue, (job.submit_s, place), key=_by_submission))
+        if self.standing is not None:
+            self._rise(row, fact)
+        return row, fact
+
+    def start(self, live: Attempt, place: int) -> None:
+        """A waiting job started."""
+        key = live.job.job_id
+        row, fact = self._leave(live.job, place)
         self.started[key] = replace(
-            queue.pop(bisect.bisect_left(queue, (live.job.submit_s, place), key=_by_submission)),
+            row,
             state=JobState.RUNNING,
             gpus=live.configuration.gpus,
             nodes=len(live.seats),
@@ -177,6 +199,30 @@ class Rows:
         del self.started[job_id]
         del self.started_facts[job_id]
 
+    def _stand(self, row: Job, fact: JobFacts, standing: float | None) -> None:
+        if standing is None:
+            bisect.insort(_change(self.apart, fact.pool), row, key=_by_submission)
+            return
+        self.stand_at[row.job_id] = -standing
+        sizes = self.alike.setdefault(fact.pool, {})
+        bisect.insort(_change(sizes, fact.candidates[0].gpus), row, key=self._by_standing)
+
+    def _rise(self, row: Job, fact: JobFacts) -> None:
+        at = self.stand_at.get(row.job_id)
+        if at is None:
+            apart = _change(self.apart, fact.pool)
+            del apart[bisect.bisect_left(apart, _by_submission(row), key=_by_submission)]
+            return
+        sizes, gpus = self.alike[fact.pool], fact.candidates[0].gpus
+        alike = _change(sizes, gpus)
+        del alike[bisect.bisect_left(alike, (at, row.base_id), key=self._by_standing)]
+        del self.stand_at[row.job_id]
+        if not alike:
+            del sizes[gpus]
+
+    def _by_standing(self, row: Job) -> tuple[float, int]:
+        return self.stand_at[row.job_id], row.base_id
+
     def _by_time(self, row: Job) -> tuple[float, int]:
         return self.left_s[row.job_id], row.base_id
 
@@ -188,13 +234,13 @@ class Rows:
         return own
 
 
-def _change(parts: dict[str, list[Job]], pool: str) -> list[Job]:
-    """A pool's list, to be changed: a copy where somebody still holds the present one."""
-    own = parts.get(pool, [])
-    parts[pool] = []
+def _change(parts: dict[_Key, list[Job]], key: _Key) -> list[Job]:
+    """One of several lists, to be changed: a copy where somebody still holds the present one."""
+    own = parts.get(key, [])
+    parts[key] = []
     if _references(own) > _ALONE:
         own = own.copy()
-    parts[pool] = own
+    parts[key] = own
     return own
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+DEFAULT_CRED_EXPIRE_S = 120.0
 _NONE = frozenset({"", "(null)", "none", "n/a"})
 
 
@@ -121,6 +122,36 @@ class SlurmConfig:
     def job_submit_plugins(self) -> frozenset[str]:
         """Submit plugins in lower case, e.g. ``{"lua"}``."""
         return split_words(self.get("JobSubmitPlugins"))
+
+    @property
+    def cred_expire_s(self) -> float:
+        """Lifetime of a step's credential (AuthInfo=cred_expire), in seconds (Slurm: 120)."""
+        text = split_parameters(self.get("AuthInfo")).get("cred_expire", "")
+        return float(text) if text.isdigit() else DEFAULT_CRED_EXPIRE_S
+
+    @property
+    def requeue_hold_s(self) -> float:
+        """How long Slurm keeps a requeued job back, in seconds.
+
+        It is the lifetime of a credential and one second (seen on 24.11.5), unless a later release
+        is told otherwise with requeue_delay.
+        """
+        for key in ("SchedulerParameters", "SlurmctldParameters"):
+            text = split_parameters(self.get(key)).get("requeue_delay", "")
+            if text.isdigit():
+                return float(text)
+        return self.cred_expire_s + 1.0
+
+    @property
+    def kill_wait_s(self) -> int:
+        """Seconds between SIGTERM and SIGKILL at a job's end (KillWait; Slurm: 30)."""
+        match = re.match(r"\d+", self.get("KillWait"))
+        return int(match[0]) if match else 30
+
+    @property
+    def requeues_jobs(self) -> bool:
+        """Whether batch jobs may be requeued unless they say otherwise (JobRequeue; Slurm: 1)."""
+        return self.get("JobRequeue") != "0"
 
     @property
     def min_job_age_s(self) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ci.cluster import Cluster, ClusterSpec
+from tests.cluster import ft
 
 # Two node containers, so that one can fail while the other goes on.
 SHARED_SPEC = ClusterSpec(nodes=4, nodes_per_container=2, name_prefix="slurm-ext-test")
@@ -32,6 +33,29 @@ def cluster() -> Iterator[Cluster]:
     """The session's cluster; each test gets it with an empty queue and idle nodes."""
     with Cluster.start(SHARED_SPEC) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def ranks_cluster() -> Iterator[Cluster]:
+    """The session's cluster for jobs under ft-run, with torch, MPI and the product in it."""
+    with Cluster.start(ft.SPEC) as started:
+        ft.install(started)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def ranks(ranks_cluster: Cluster) -> Iterator[Cluster]:
+    """The same, left to the next module as it was found: in between, jobs may run side by side."""
+    yield ranks_cluster
+    ranks_cluster.clear()
+
+
+@pytest.fixture
+def desk(ranks: Cluster) -> Iterator[ft.Desk]:
+    """Where a test submits jobs under ft-run; those that are left are cancelled at its end."""
+    made = ft.Desk(ranks)
+    yield made
+    made.cancel()
 
 
 @pytest.fixture(autouse=True)

@@ -42,3 +42,23 @@ GRAD_CHECKPOINTING = "FT_GRAD_CHECKPOINTING"
 FROZEN = "FT_FROZEN"
 # Digest of the configuration as this rank read it: sessions compare theirs at start.
 PLAN_DIGEST = "FT_PLAN_DIGEST"
+# Mean time in seconds between failures of the job as a whole; unset: learnt from its attempts.
+MTBF_S = "FT_MTBF_S"
+# Seconds between two reports of progress.
+PROGRESS_INTERVAL_S = "FT_PROGRESS_INTERVAL_S"
+# Spool directory of the daemon.
+SPOOL = "FT_SPOOL"
+# Time-out of joining (rendezvous, store, first collective) in seconds.
+INIT_TIMEOUT_S = "FT_INIT_TIMEOUT_S"
+# Process id of the user's program, for the command of --on-preempt.
+CHILD_PID = "FT_CHILD_PID"
+# Names of the variables that ft-run has chosen by itself, separated by commas: an ft-run of
+# another job that was submitted from inside this one does not take them for the user's.
+CHOSEN = "FT_CHOSEN"
+
+# Twins of options of ft-run that the program does not need.
+ON_PREEMPT = "FT_ON_PREEMPT"
+ON_RESUME = "FT_ON_RESUME"
+REQUEUE = "FT_REQUEUE"
+MAX_REQUEUES = "FT_MAX_REQUEUES"
+LAUNCHER = "FT_LAUNCHER"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_ext.cli.queue import LETTERS
-from slurm_ext.domain.document import ENDED
+from slurm_ext.domain.attempt import Attempt, Cause
+from slurm_ext.domain.document import ENDED, Correction, StaleRow, Truth
+from slurm_ext.domain.estimate import Source
 from slurm_ext.domain.plan import Verdict
-from tests.unit.cli.spooled import MADE_S, Site, decision, document, whole
+from slurm_ext.domain.spans import moment
+from tests.unit.cli.spooled import MADE_S, Site, decision, document, estimate, whole
 
 
 @pytest.fixture
@@ -146,3 +150,148 @@ def test_names_of_users_cannot_draw_lines(site: Site, capsys: pytest.CaptureFixt
     site.write(replace(document(11), user="eve\n12 x", partition="zz"))
     site.run("queue", "-h", "-o", "%i %u")
     assert "11 eve?12 x" in lines(capsys)
+
+
+def told(**values: object) -> Truth:
+    made = Truth(
+        at_s=MADE_S - 5,
+        attempt=2,
+        step=1200,
+        samples=307_200,
+        samples_per_s=351.25,
+        total_steps=4000,
+        checkpoint_step=1100,
+        checkpoint_s=MADE_S - 90,
+        ends_s=estimate(MADE_S + 3600, Source.PROGRESS),
+    )
+    return replace(made, **values)
+
+
+PAST = (
+    Attempt(
+        0,
+        MADE_S - 9000,
+        4,
+        ("n1",),
+        first_step_s=MADE_S - 8990,
+        ended_s=MADE_S - 5400,
+        cause=Cause.PREEMPTED,
+        exit_code=85,
+        restored_step=0,
+        last_step=700,
+        saved_step=700,
+        requeued=True,
+        reason="Slurm requeues it by itself",
+    ),
+    Attempt(
+        1,
+        MADE_S - 5380,
+        8,
+        ("n1", "n2"),
+        first_step_s=MADE_S - 5370,
+        ended_s=MADE_S - 2000,
+        cause=Cause.NODE_FAIL,
+        restored_step=700,
+        last_step=1000,
+        saved_step=900,
+    ),
+    Attempt(2, MADE_S - 1900, 8, ("n3", "n4"), restored_step=900),
+)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Site:
+    site = Site(tmp_path)
+    site.write(
+        document(3, state="RUNNING", present_gpus=8, attempt=2, truth=told(), attempts=PAST),
+        document(8, decision(rank=1)),
+    )
+    return site
+
+
+def test_the_truth_beside_the_estimate(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.run("queue", "-h", "-o", "%i|%T|%n|%f|%A|%L|%c", "-j", "3,8") == 0
+    waiting, row = lines(capsys)
+    assert waiting == "8|-|-|-|1|-|-"
+    assert row.split("|")[:6] == ["3", "351.2", "1200/4000", "progress", "3", "node failure"]
+    step, age, _ = row.split("|")[6].split()
+    assert step == "1100"
+    assert "00:01:30" <= age <= "00:02:30"
+    running.run("queue", "-h", "-o", "%F", "-j", "3")
+    (end,) = lines(capsys)
+    assert end == moment(MADE_S + 3600, time.time())
+
+
+def test_the_long_form_has_every_truth(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.run("queue", "--long") == 0
+    heading, *rows = lines(capsys)
+    assert (
+        heading.split()
+        == (
+            "JOBID PARTITION USER ST GPUS WORK SAMPLES/S STEP END STARTS LASTEND CHECKPOINT REASON"
+        ).split()
+    )
+    assert "351.2" in rows[1]
+
+
+def test_a_job_that_tells_no_total_shows_its_step(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.write(document(3, state="RUNNING", truth=told(total_steps=None, checkpoint_s=None)))
+    running.run("queue", "-h", "-o", "%n|%c", "-j", "3")
+    assert lines(capsys) == ["1200|1100"]
+
+
+def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        running.run("queue", "--attempts", "-h", "-o", "%i %n %e %g %N %b %l %c %w %x %q|%C|%R")
+        == 0
+    )
+    first, second, third = lines(capsys)
+    assert first == ("3 0 01:00:00 4 n1 0 700 700 - 85 yes|preempted|Slurm requeues it by itself")
+    assert second == "3 1 00:56:20 8 n[1-2] 700 1000 900 00:00:30 - no|node failure|-"
+    assert third.startswith("3 2 00:31:")
+    assert third.endswith("8 n[3-4] 900 - - - - no|-|-")
+
+
+def test_attempts_have_fields_of_their_own(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert running.run("queue", "--attempts") == 0
+    assert len(lines(capsys)) == 4
+    assert running.run("queue", "--attempts", "-o", "%T") == 2 or "%T" in capsys.readouterr().err
+
+
+def test_json_has_truth_and_attempts(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.run("queue", "--json", "-j", "3") == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["truth"]["ends_s"]["source"] == "progress"
+    assert [a["cause"] for a in found["attempts"]] == ["preempted", "node failure", None]
+
+
+def test_explain_tells_the_truth_too(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    assert running.run("explain", "3") == 0
+    text = capsys.readouterr().out
+    assert "Reports step 1200 of 4000, 351.2 samples/s" in text
+    assert "checkpoint of step 1100" in text
+    assert "extrapolated from what the job itself reports" in text
+    assert "Starts  3; slurm-ext queue --attempts -j 3 lists them" in text
+    assert "the last one to end: node failure" in text
+
+
+def test_stale_rows_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    site = Site(tmp_path)
+    site.write(
+        daemon=whole(
+            stale=(StaleRow("vit", "v100", (4, 4), 32, 1, 0.5, 3),),
+            corrections=(Correction("vit", "v100", 0.71, 3),),
+        )
+    )
+    assert site.run("table", "stale", "-h") == 0
+    assert lines(capsys)[0].split() == ["vit", "v100", "8", "44", "32", "1", "0.50", "3"]
+    assert site.run("table", "stale", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["corrections"] == [{"model": "vit", "gpu_type": "v100", "factor": 0.71, "jobs": 3}]
+    site.write(daemon=whole())
+    assert site.run("table", "stale") == 0
+    assert len(lines(capsys)) == 1

@@ -1,1 +1,1 @@
-"""Reference fine-tuning program: small models on data that it makes itself."""
+"""The reference fine-tuning program, ``python -m slurm_ft.train``. Needs no torch to import."""

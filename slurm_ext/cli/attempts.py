@@ -1,0 +1,82 @@
+"""``slurm-ext queue --attempts``: one line per start of a job, the oldest first.
+
+What is shown is what the job's own ``ft-run`` recorded; a job without it has no lines here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from slurm_ext.cli.tabular import Column
+from slurm_ext.domain.attempt import Attempt
+from slurm_ext.domain.document import PlanDocument
+from slurm_ext.domain.nodelist import fold
+from slurm_ext.domain.spans import moment, span
+
+DEFAULT_FORMAT = "%.10i %.4n %.19S %.11e %.5g %12N %.9b %.9l %.9c %.4x %12C %R"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One attempt of one job. ``before`` is the attempt before it."""
+
+    job_id: str
+    attempt: Attempt
+    before: Attempt | None
+    now: float
+
+
+def starts(documents: Iterable[PlanDocument], now: float) -> Iterator[Start]:
+    """Every attempt of these jobs, in the order of the jobs."""
+    for document in documents:
+        before: Attempt | None = None
+        for attempt in document.attempts:
+            yield Start(document.job_id, attempt, before, now)
+            before = attempt
+
+
+def _elapsed(row: Start) -> str:
+    ended = row.attempt.ended_s if row.attempt.ended_s is not None else row.now
+    return span(max(0.0, ended - row.attempt.started_s))
+
+
+def _cause(row: Start) -> str:
+    if row.attempt.ended_s is None:
+        return "-"
+    return row.attempt.cause.value if row.attempt.cause is not None else "unknown"
+
+
+def _recovery(row: Start) -> str:
+    """From the end of the attempt before to this one's first step."""
+    if row.before is None or row.before.ended_s is None or row.attempt.first_step_s is None:
+        return "-"
+    return span(max(0.0, row.attempt.first_step_s - row.before.ended_s))
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _ended(row: Start) -> str:
+    at = row.attempt.ended_s
+    return "-" if at is None else moment(at, row.now)
+
+
+LETTERS: dict[str, Column[Start]] = {
+    "i": Column("JOBID", lambda r: r.job_id, "job id"),
+    "n": Column("NR", lambda r: str(r.attempt.number), "number of the attempt, from 0"),
+    "S": Column("START", lambda r: moment(r.attempt.started_s, r.now), "start"),
+    "E": Column("END", _ended, "end"),
+    "e": Column("ELAPSED", _elapsed, "run time"),
+    "g": Column("GPUS", lambda r: str(r.attempt.gpus), "GPUs granted"),
+    "N": Column("NODELIST", lambda r: fold(r.attempt.nodes) or "-", "nodes"),
+    "b": Column("FROM", lambda r: _number(r.attempt.restored_step), "step that it began from"),
+    "l": Column("LAST", lambda r: _number(r.attempt.last_step), "last step that ended"),
+    "c": Column("SAVED", lambda r: _number(r.attempt.saved_step), "last checkpoint's step"),
+    "w": Column("RECOVERY", _recovery, "from the end before to the first step"),
+    "x": Column("EXIT", lambda r: _number(r.attempt.exit_code), "exit code"),
+    "q": Column("REQUEUED", lambda r: "yes" if r.attempt.requeued else "no", "sent back or not"),
+    "C": Column("CAUSE", _cause, "why it ended"),
+    "R": Column("REASON", lambda r: r.attempt.reason or "-", "why it was requeued, or why not"),
+}

@@ -1,0 +1,212 @@
+"""Why a job under ft-run comes back, and why it does not, each on a real Slurm.
+
+A time limit is a minute at least, so the jobs that wait for one run beside the other tests: the
+fixture `limited` submits them at the beginning of the module, and the last tests look at them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ci.cluster import Cluster
+from slurm_ext.domain.attempt import Cause
+from tests.cluster import ft
+from tests.cluster.test_cluster_up import saved_state_holds
+
+# Enough for whatever a test does to it; the second attempt does not sleep.
+STEPS = 300
+LOOP = f"ft_loop.py --steps {STEPS} --step-s 0.25 --hurry"
+# Where jobs with a time limit are, and nothing that a test kills.
+QUIET = "--nodelist=n1"
+
+
+def pids(cluster: Cluster, container: str, pattern: str) -> list[str]:
+    """Processes of alice's in a node container, by their command line."""
+    argv = ["pgrep", "-u", "alice", "-f", pattern]
+    return cluster.exec(argv, container=container, check=False).stdout.split()
+
+
+def assert_nothing_lost(job: ft.Job, steps: int = STEPS) -> None:
+    """The sum of all steps is right, and no attempt but the first began at nought."""
+    log = job.log()
+    assert (log[-1]["step"], log[-1]["sum"]) == (steps, steps * (steps + 1) // 2)
+    starts = {row["attempt"]: row["step"] for row in reversed(log)}
+    assert len(starts) > 1
+    assert all(step > 1 for attempt, step in starts.items() if attempt), starts
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limited(ranks: Cluster) -> Iterator[dict[str, ft.Job]]:
+    """Jobs that meet their time limit while the other tests run."""
+    desk = ft.Desk(ranks)
+    yield {
+        "warned": desk.submit("warned", LOOP, QUIET, "--time=1", "--signal=USR2@10"),
+        "term": desk.submit("term", LOOP, QUIET, "--time=1"),
+    }
+    desk.cancel()
+
+
+# -- no requeue ------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_program_ends_the_job_with_its_own_code(desk: ft.Desk) -> None:
+    job = desk.submit("wrong", "ft_loop.py --steps 20 --step-s 0.01 --fail-at 7")
+    assert job.wait_end() == "FAILED"
+    facts = job.facts()
+    assert (facts["ExitCode"], facts["Restarts"]) == ("3:0", "0"), job.output()
+    (attempt,) = job.attempts()
+    assert (attempt.cause, attempt.exit_code) == (Cause.USER_ERROR, 3)
+    assert not attempt.requeued
+    assert attempt.reason
+
+
+def test_a_cancelled_job_does_not_come_back(ranks: Cluster, desk: ft.Desk) -> None:
+    """SIGTERM of scancel looks like that of a preemption; Slurm's record tells them apart."""
+    job = desk.submit("cancelled", LOOP)
+    job.wait_step(2)
+    ranks.exec(["scancel", str(job.id)], user="alice")
+    assert job.wait_end(30) == "CANCELLED"
+    assert job.restarts == 0
+    ranks.wait(lambda: not pids(ranks, "c1", job.log_path), 10, "end of its processes")
+    (attempt,) = job.attempts()
+    assert attempt.cause in (Cause.CANCELLED, None), attempt
+    assert not attempt.requeued
+
+
+# -- requeue ---------------------------------------------------------------------------------------
+
+
+def test_sig_array_a_task_requeues_itself_only(ranks: Cluster, desk: ft.Desk) -> None:
+    """sig-array: the id that a task has in its environment may be that of the whole array."""
+    array = desk.submit("array", LOOP.replace("--hurry", ""), "--array=1-3")
+    tasks = [f"{array.id}_{index}" for index in (1, 2, 3)]
+    ranks.wait(
+        lambda: all(ranks.job(task)["JobState"] == "RUNNING" for task in tasks), 30, "all tasks"
+    )
+    before = ranks.job(tasks[1])
+    array.wait_step(3)
+    # The last task has the array's own number.
+    for task in (tasks[0], tasks[2]):
+        ranks.exec(["scancel", "--signal=USR2", task], user="alice")
+    ranks.wait(
+        lambda: [ranks.job(task)["Restarts"] for task in tasks] == ["1", "0", "1"],
+        30,
+        "requeue of the first and the last task",
+    )
+    after = ranks.job(tasks[1])
+    assert (after["JobState"], after["StartTime"]) == ("RUNNING", before["StartTime"])
+
+
+def test_the_controller_is_killed_when_the_job_wants_to_leave(
+    ranks: Cluster, desk: ft.Desk
+) -> None:
+    job = desk.submit("headless", LOOP, "--nodelist=n2")
+    job.wait_step(3)
+    ranks.wait(lambda: saved_state_holds(ranks, job.id), 30, "saved state of the job")
+    ranks.stop_slurmctld(kill=True)
+    try:
+        (child,) = pids(ranks, "c1", f"^python3 .*{job.log_path}")
+        ranks.exec(["kill", "-USR2", child], container="c1")
+        ranks.wait(
+            lambda: not pids(ranks, "c1", f"^python3 .*{job.log_path}"), 20, "end of the program"
+        )
+    finally:
+        ranks.start_slurmctld()
+    job.wait_restarts(1)
+    job.assert_completed()
+    assert_nothing_lost(job)
+
+
+def test_a_rank_is_killed(ranks: Cluster, desk: ft.Desk) -> None:
+    """The other rank sees the exchange fail; the job returns to its last checkpoint."""
+    steps = 60
+    job = desk.submit(
+        "murdered",
+        f"ft_train.py --hurry --step-s 0.3 --steps {steps}",
+        "--nodelist=n3",
+        "-n2",
+        ft_run="--checkpoint-interval=1",
+    )
+    job.wait(lambda: any(a.saved_step for a in job.attempts()) or job.last_step(0) > 15, 60, "save")
+    victim = pids(ranks, "c2", f"^python3 .*{job.log_path}")[-1]
+    ranks.exec(["kill", "-KILL", victim], container="c2")
+    job.wait_restarts(1, 60)
+    job.assert_completed(60)
+    assert job.log()[-1]["step"] == steps
+    assert job.attempts()[0].cause is Cause.LOST_PEER
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(("nodes", "lost"), [("n2,n3", "a rank"), ("n3,n4", "the batch script")])
+def test_nodes_die(ranks: Cluster, desk: ft.Desk, nodes: str, lost: str) -> None:
+    """n3 and n4 die at once; the batch script runs on the first node of the job."""
+    steps = 60
+    job = desk.submit(
+        f"without-{lost.replace(' ', '-')}",
+        f"ft_train.py --hurry --step-s 0.3 --steps {steps}",
+        "-N2",
+        "-n2",
+        f"--nodelist={nodes}",
+        ft_run="--checkpoint-interval=1",
+    )
+    job.wait_step(12)
+    ranks.kill_node("c2")
+    try:
+        job.wait_restarts(1, 60)
+        ranks.exec(["scontrol", "update", f"JobId={job.id}", "ReqNodeList=", "NumNodes=1"])
+        job.assert_completed(90)
+    finally:
+        ranks.start_node("c2")
+        ranks.wait(lambda: ranks.node_states()["n3"] in ("idle", "mixed"), 60, "n3 again")
+    assert job.log()[-1]["step"] == steps
+    first, second = job.attempts()
+    assert first.cause is Cause.NODE_FAIL
+    assert second.restored_step
+
+
+# -- the spool -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["read-only", "full", "missing"])
+def test_a_spool_that_takes_nothing(ranks: Cluster, desk: ft.Desk, kind: str) -> None:
+    spool = f"/mnt/spool-{kind}"
+    if kind != "missing":
+        for host in ("c1", "c2"):
+            ranks.exec(["mkdir", "-p", "-m", "1777", spool], container=host)
+            mount = ["mount", "-t", "tmpfs", "-o", "size=4k,mode=1777", "none", spool]
+            ranks.exec(mount, container=host)
+            change = (
+                ["mount", "-o", "remount,ro", spool]
+                if kind == "read-only"
+                else ["sh", "-c", f"head -c 4096 /dev/zero >{spool}/full"]
+            )
+            ranks.exec(change, container=host)
+    job = desk.submit(f"spool-{kind}", LOOP, "--partition=preempt", ft_run=f"--spool={spool}")
+    job.wait_step(3)
+    ranks.exec(["scancel", "--signal=USR2", str(job.id)], user="alice")
+    job.assert_completed()
+    assert_nothing_lost(job)
+    complaints = [line for line in job.output().splitlines() if spool in line]
+    if kind != "missing":
+        assert complaints, job.output()
+        # Once per attempt and writer, not once per report.
+        assert len(complaints) <= 4, complaints
+
+
+# -- time limits -----------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("kind", ["warned", "term"])
+def test_a_time_limit(limited: dict[str, ft.Job], kind: str) -> None:
+    """`warned` asked for USR2 before it; `term` learns it from SIGTERM (sig-term-only)."""
+    job = limited[kind]
+    job.wait_restarts(1, 150)
+    job.assert_completed()
+    assert_nothing_lost(job)
+    first = job.attempts()[0]
+    assert first.cause is Cause.TIME_LIMIT
+    assert first.requeued
+    assert job.last_step(0) - 1 <= (job.attempts()[1].restored_step or 0) <= job.last_step(0)

@@ -1,0 +1,16 @@
+"""What the tests of the rank wrapper share."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.wrappers.mpi_launcher import MpiLauncher, find_mpi
+
+
+@pytest.fixture(scope="session")
+def mpi() -> MpiLauncher:
+    """An MPI that works here; the test is skipped where there is none, and says why."""
+    found = find_mpi()
+    if isinstance(found, str):
+        pytest.skip(f"no MPI: {found}")
+    return found

@@ -1,0 +1,388 @@
+"""The checkpoint store of a torch program: save, load, and saves that run beside training.
+
+Every public call but ``done`` is collective: all ranks make it, in the same order. A save goes
+
+    begin (agree on a temporary directory) -> stage -> plan, write, hash, fsync -> commit
+
+and `start` leaves the third part to a thread, on the store's own process group: on the group that
+training uses, the thread's collectives and the loop's would take each other's messages. The commit
+needs agreement again, and so happens in `finish`, which the ranks call together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from slurm_ft.checkpoint import random_states
+from slurm_ft.checkpoint.asynchronous import Writer
+from slurm_ft.checkpoint.block_writer import BlockReader, BlockWriter
+from slurm_ft.checkpoint.blocks import BlockStore
+from slurm_ft.checkpoint.commit import Rules, Saved, Ticket, Written, begin, commit, newest, pool
+from slurm_ft.checkpoint.errors import CheckpointError
+from slurm_ft.checkpoint.files import describe, hashed
+from slurm_ft.checkpoint.layout import Complete, examine
+from slurm_ft.checkpoint.loading import Loaded, own_part, undamaged
+from slurm_ft.checkpoint.manifest import BLOCKS, DCP, Manifest, Meta
+from slurm_ft.checkpoint.planner import FlatLoadPlanner, PiecesPlanner
+from slurm_ft.checkpoint.staging import Buffers, Pieces, pieces_of, replica_words
+from slurm_ft.checkpoint.state import (
+    Nature,
+    complete_flat,
+    flatten,
+    nature_of,
+    put_back,
+    tree_of,
+)
+from slurm_ft.checkpoint.writer import NamingWriter
+from slurm_ft.comm import Comm
+
+log = logging.getLogger(__name__)
+
+# A save that takes longer than this on one rank has failed for all.
+SAVE_LIMIT_S = 1800.0
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A save that has begun and is not committed."""
+
+    ticket: Ticket
+    meta: Meta
+    writer: Writer
+    staging_s: float
+
+
+class CheckpointStore:
+    """Checkpoints of a torch program's state below ``root``, the same directory on all nodes.
+
+    ``group`` is a gloo process group of all ranks that nothing else uses; ``None`` with one rank.
+    ``check_replicas``: "first" compares what ranks hold under one key in the first save and
+    whenever the keys change, "always" in each, "never" not at all. ``blocks`` is the root of a
+    block store, where tensors that training does not change are kept once for many checkpoints.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        comm: Comm,
+        *,
+        group: dist.ProcessGroup | None = None,
+        keep: int = 2,
+        quota_bytes: int | None = None,
+        blocks: Path | None = None,
+        check_replicas: str = "first",
+        limit_s: float = SAVE_LIMIT_S,
+    ) -> None:
+        if group is None and comm.size > 1:
+            raise CheckpointError(
+                f"a checkpoint store on {comm.size} ranks needs a gloo process group of its own:"
+                " group=torch.distributed.new_group(backend='gloo')"
+            )
+        if check_replicas not in ("first", "always", "never"):
+            raise CheckpointError(
+                f"check_replicas={check_replicas!r}: give 'first', 'always' or 'never'"
+            )
+        self.root = root
+        self.comm = comm
+        self._group = group
+        self._rules = Rules(keep, quota_bytes)
+        self._check = check_replicas
+        self._limit_s = limit_s
+        self._damaged: set[str] = set()
+        self._blocks = BlockStore(blocks) if blocks is not None else None
+        self._buffers = Buffers()
+        self._flight: _Flight | None = None
+        self._abandoned: Writer | None = None
+        # What the last committed plan gave this rank to write, and the form it was made from.
+        self._form: tuple[Any, ...] | None = None
+        self._mine: frozenset[MetadataIndex] | None = None
+        # Digests of tensors of which nobody says whether training changes them.
+        self._digests: dict[MetadataIndex, tuple[str, ...]] = {}
+
+    def save(self, step: int, state: Mapping[str, Any], meta: Meta | None = None) -> Saved:
+        """Save and return when it is durable. One that is under way is finished first.
+
+        Written in the thread too, without a copy: a peer that hangs must not hold this rank beyond
+        the limit.
+        """
+        self.finish()
+        self._begin(step, state, meta or Meta(), staged=False)
+        saved = self.finish()
+        assert saved is not None
+        return saved
+
+    def start(self, step: int, state: Mapping[str, Any], meta: Meta | None = None) -> None:
+        """Begin a save; the state may change as soon as this returns.
+
+        At most one is under way: a second call finishes the first, and raises if that failed.
+        """
+        self.finish()
+        self._begin(step, state, meta or Meta(), staged=True)
+
+    def done(self) -> bool:
+        """Whether `finish` would not wait for this rank. Local and cheap."""
+        return self._flight is None or self._flight.writer.done()
+
+    def finish(self, limit_s: float | None = None) -> Saved | None:
+        """Commit the save that is under way; ``None`` where there is none.
+
+        Raises CheckpointError on every rank where it failed on any.
+        """
+        flight = self._flight
+        if flight is None:
+            return None
+        limit_s = self._limit_s if limit_s is None else limit_s
+        written = flight.writer.answer(limit_s)
+        if written is None:
+            # Its files are deleted under it; it ends in an error that nobody waits for.
+            self._abandoned = flight.writer
+            written = Written(error=f"not written within {limit_s:g} s")
+        self._flight = None
+        ended = time.monotonic()
+        return self._commit(
+            flight.ticket,
+            flight.meta,
+            written,
+            lambda: flight.staging_s + flight.writer.seconds + time.monotonic() - ended,
+        )
+
+    def latest(self) -> Complete | None:
+        """The newest complete checkpoint by its manifest and sizes, the same on every rank."""
+        return newest(self.comm, self.root, self._damaged)
+
+    def load(self, state: Mapping[str, Any], complete: Complete | None = None) -> Loaded | None:
+        """Load the newest undamaged checkpoint into ``state``, and the random states.
+
+        Everything that ``state`` has must be in the checkpoint. ``None`` where nothing was saved.
+        """
+        self.finish()
+        chosen = undamaged(
+            self.comm,
+            self.root,
+            complete,
+            must_trust=True,
+            limit_s=self._limit_s,
+            damaged=self._damaged,
+            block_damage=self._block_damage,
+        )
+        if chosen is None:
+            return None
+        self._read(chosen, state)
+        return own_part(self.comm, chosen)
+
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Make the staging buffers before the first save, whose stall they would lengthen.
+
+        Local: costs memory for the whole state until the second save knows who writes what.
+        """
+        self._buffers.stage(pieces_of(state), self._mine)
+
+    def close(self) -> None:
+        """Free the buffers. A save under way is not waited for, and not committed."""
+        self._flight = None
+        self._buffers = Buffers()
+
+    def _begin(self, step: int, state: Mapping[str, Any], meta: Meta, *, staged: bool) -> None:
+        """Plan, agree, stage, and let the thread go."""
+        started = time.monotonic()
+        problem, pieces, form, nature = "", None, None, Nature()
+        try:
+            pieces = pieces_of(state)
+            form, nature = pieces.form(), nature_of(state)
+        except Exception as exc:  # whatever a user's state_dict() raises: all ranks are told
+            problem = _words(exc)
+        if self._abandoned is not None and not self._abandoned.done():
+            problem = "an earlier save that ran over its limit is still not over"
+        ticket, decided = begin(
+            self.comm,
+            self.root,
+            step,
+            self._rules,
+            said={"problem": problem, "same": form == self._form and self._mine is not None},
+            decide=self._decide,
+            forget=self._forget,
+        )
+        assert pieces is not None  # else the answer was an error
+        if not decided["same"]:
+            self._form, self._mine = form, None
+        compare = self._check == "always" or (self._check == "first" and not decided["same"])
+        if staged:
+            # To compare replicas, every rank needs its copy of everything.
+            pieces = self._buffers.stage(pieces, None if compare else self._mine)
+        states = random_states.capture()
+        writer = Writer(lambda: self._write(ticket, pieces, nature, compare, states, meta))
+        self._flight = _Flight(ticket, meta, writer, time.monotonic() - started)
+
+    def _write(
+        self,
+        ticket: Ticket,
+        pieces: Pieces,
+        nature: Nature,
+        compare: bool,
+        states: Mapping[str, Any],
+        meta: Meta,
+    ) -> Written:
+        """This rank's share of the work, in the thread."""
+        problem = ""
+        try:
+            random_states.write(ticket.directory, self.comm.rank, states, dict(meta.position))
+        except (OSError, TypeError, ValueError) as exc:
+            problem = _words(exc)
+        planner = PiecesPlanner(pieces, replica_words(pieces) if compare else {})
+        writer: NamingWriter | BlockWriter = NamingWriter(ticket.directory)
+        if self._blocks is not None:
+            writer = BlockWriter(
+                ticket.directory, self.comm.rank, self._blocks, nature, self._digests
+            )
+        try:
+            _quiet()
+            dcp.save({}, storage_writer=writer, planner=planner, process_group=self._group)
+            names = sorted({*writer.names, random_states.file_name(self.comm.rank)})
+            if problem:
+                return Written(error=problem)
+            files = tuple(hashed(ticket.directory, name) for name in names)
+        except (Exception, CheckpointException) as exc:  # what any rank raised; all are told
+            self._mine = None
+            return Written(error=problem or _words(exc) + _space(ticket.directory))
+        self._mine = planner.written
+        if isinstance(writer, BlockWriter):
+            self._digests = writer.after
+            return Written(files, tuple(writer.blocks.values()))
+        return Written(files)
+
+    def _commit(
+        self, ticket: Ticket, meta: Meta, written: Written, took: Callable[[], float]
+    ) -> Saved:
+        blocks = self._blocks
+        layout, place = (DCP, "") if blocks is None else (BLOCKS, str(blocks.root.absolute()))
+
+        def tell(parts: Sequence[Written]) -> Manifest:
+            return describe(
+                ticket, meta, parts, self.comm.size, layout, str(torch.__version__), place
+            )
+
+        def record(name: str, manifest: Manifest) -> None:
+            if blocks is not None:
+                blocks.record(self.root, name, manifest)
+
+        path, size = commit(
+            self.comm,
+            self.root,
+            ticket,
+            written,
+            self._rules,
+            tell,
+            limit_s=self._limit_s,
+            damaged=self._damaged,
+            forget=self._forget,
+            record=record,
+        )
+        return Saved(ticket.step, path, size, took())
+
+    def _forget(self, complete: Complete) -> None:
+        """A checkpoint was deleted on rank 0."""
+        if (store := self._store_of(complete)) is not None:
+            store.forget(complete.path.parent, complete.path.name)
+
+    def _store_of(self, complete: Complete) -> BlockStore | None:
+        """The block store of a checkpoint, which may have been made with other options."""
+        if complete.manifest.layout != BLOCKS:
+            return None
+        if self._blocks is not None and (
+            not complete.manifest.blocks or self._blocks.has(complete.manifest.blocks[0])
+        ):
+            return self._blocks
+        return BlockStore(Path(complete.manifest.block_store), create=False)
+
+    def _decide(self, said: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Rank 0's answer to what all ranks say before a save."""
+        problems = [f"rank {rank}: {w['problem']}" for rank, w in enumerate(said) if w["problem"]]
+        if problems:
+            raise CheckpointError("; ".join(problems[:4]))
+        if self._blocks is not None and self._form is None:
+            # A directory that was copied or moved here is not known to the collector yet.
+            for complete in examine(self.root).complete:
+                name = complete.path.name
+                if complete.manifest.blocks and not self._blocks.is_recorded(self.root, name):
+                    self._blocks.record(self.root, name, complete.manifest)
+        return {"same": all(word["same"] for word in said)}
+
+    def _block_damage(self, complete: Complete, key: str, size: int) -> str | None:
+        store = self._store_of(complete)
+        return store.damage(key, size) if store is not None else None
+
+    def _reader(self, complete: Complete) -> Any:
+        store = self._store_of(complete)
+        if store is None:
+            return dcp.FileSystemReader(complete.path)
+        return BlockReader(complete.path, store)
+
+    def _read(self, complete: Complete, state: Mapping[str, Any]) -> None:
+        problem = ""
+        try:
+            flat, paths = flatten(tree_of(state))
+            reader = self._reader(complete)
+            complete_flat(flat, paths, state, reader.read_metadata())
+        except Exception as exc:  # a user's state_dict(), or a pickle of another torch
+            problem = _words(exc)
+        if words := pool(self.comm, problem):
+            raise CheckpointError(f"{complete.path} cannot be loaded: {words}")
+        try:
+            _quiet()
+            dcp.load(
+                dict(flat),
+                storage_reader=reader,
+                planner=FlatLoadPlanner(flat),
+                process_group=self._group,
+            )
+        except CheckpointException as exc:
+            raise CheckpointError(f"{complete.path} cannot be loaded: {_words(exc)}") from exc
+        try:
+            put_back(state, flat, paths)
+        except Exception as exc:  # a user's load_state_dict()
+            problem = _words(exc)
+        if words := pool(self.comm, problem):
+            raise CheckpointError(f"{complete.path} does not fit the program: {words}")
+
+
+def _words(exc: BaseException) -> str:
+    if isinstance(exc, CheckpointException):  # torch's, and no Exception
+        each = [f"rank {rank}: {_words(why[0])}" for rank, why in sorted(exc.failures.items())]
+        return "; ".join(each[:4])
+    if isinstance(exc, CheckpointError):
+        return str(exc)
+    if isinstance(exc, OSError):
+        return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror or exc)
+    return f"{type(exc).__name__}: {exc}".splitlines()[0]
+
+
+def _space(directory: Path) -> str:
+    """Torch's own words for a full disk do not say so."""
+    try:
+        info = os.statvfs(directory)
+    except OSError:
+        return ""
+    free = info.f_bavail * info.f_frsize
+    return f" (the file system has {free} bytes free)" if free < _LITTLE_BYTES else ""
+
+
+_LITTLE_BYTES = 64 << 20
+
+
+def _quiet() -> None:
+    """One process without torch.distributed is meant here, and no reason for a warning."""
+    if not dist.is_initialized():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")

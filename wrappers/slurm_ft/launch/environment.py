@@ -1,0 +1,165 @@
+"""The environment of the user's program, and where the job's files lie.
+
+A variable that the user has set stays as it is. Two kinds are not the user's: what ft-run itself
+has done (job, attempt, status file), and what an ft-run of *another* job chose and a submission
+from inside that job brought along (``FT_CHOSEN`` lists it): such a job would otherwise write into
+the state and checkpoints of the other.
+"""
+
+from __future__ import annotations
+
+import os
+
+from slurm_ft import variables
+from slurm_ft.launch.marks import Marks
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from slurm_ft.launch.identity import Identity
+    from slurm_ft.launch.options import Options
+    from slurm_ft.launch.plan import Settled
+    from slurm_ft.launch.timeouts import Timeouts
+
+# Holds what was asked in the directive until ft-run knows what holds.
+_DIRECTIVE = (
+    variables.GPUS,
+    variables.PRECISION,
+    variables.GRAD_CHECKPOINTING,
+    variables.FROZEN,
+)
+_ALWAYS_OURS = (
+    variables.JOB,
+    variables.ATTEMPT,
+    variables.STATUS,
+    variables.NODES,
+    variables.PLAN_DIGEST,
+    variables.CHOSEN,
+    *_DIRECTIVE,
+)
+
+
+class Paths:
+    """Where the job's files lie; empty text where there is no such file."""
+
+    __slots__ = ("checkpoint_dir", "progress", "spool", "state_dir", "status")
+
+    def __init__(self) -> None:
+        self.checkpoint_dir = ""
+        self.progress = ""
+        self.spool = ""
+        self.state_dir = ""
+        self.status = ""
+
+
+def without_foreign(environment: Mapping[str, str], job_id: str) -> dict[str, str]:
+    """The environment without what ft-run chose in another job."""
+    own = dict(environment)
+    if own.get(variables.JOB, job_id) != job_id:
+        for name in own.pop(variables.CHOSEN, "").split(","):
+            own.pop(name, None)
+    return own
+
+
+def choose_paths(identity: Identity, options: Options) -> Paths:
+    """Directories of the job. Outside Slurm there is no state: nothing ever comes back there."""
+    paths = Paths()
+    paths.spool = options["spool"] if identity.job_id else ""
+    paths.checkpoint_dir = options["checkpoint-dir"] or os.path.join(
+        identity.submit_dir or os.getcwd(), "ft-checkpoints", identity.job_id or "local"
+    )
+    if not identity.job_id and not options["state-dir"]:
+        return paths
+    paths.state_dir = options["state-dir"] or os.path.join(
+        os.path.expanduser("~"), ".slurm-ext", "state", f"{identity.cluster}-{identity.job_id}"
+    )
+    paths.status = Marks(paths.state_dir, identity.attempt, identity.step_id).status(identity.rank)
+    return paths
+
+
+def prepare(paths: Paths, identity: Identity) -> str:
+    """Make the directories of this job. Returns what could not be had, empty where all is well.
+
+    Without a state directory the program runs, and the job comes back from its checkpoints, but
+    nothing is counted. The spool belongs to the daemon: only the user's own part is made.
+    """
+    missing = ""
+    if paths.state_dir:
+        try:
+            os.makedirs(paths.state_dir, 0o700, exist_ok=True)
+            # What a killed attempt of the same number said (a controller that lost its state).
+            if os.path.lexists(paths.status):
+                os.unlink(paths.status)
+        except OSError as exc:
+            missing = f"{paths.state_dir}: {exc.strerror}: attempts of this job are not counted"
+            paths.state_dir = paths.status = ""
+    if paths.spool and identity.leads:
+        own = os.path.join(paths.spool, str(os.getuid()))
+        try:
+            if os.path.isdir(paths.spool) and not os.path.isdir(own):
+                os.mkdir(own, 0o755)
+        except OSError as exc:
+            missing = missing or f"{own}: {exc.strerror}: progress is not reported"
+        if os.path.isdir(own) and os.access(own, os.W_OK):
+            paths.progress = os.path.join(own, f"progress-{identity.job_id}.json")
+    return missing
+
+
+def compose(
+    environment: Mapping[str, str],
+    identity: Identity,
+    options: Options,
+    paths: Paths,
+    timeouts: Timeouts,
+    settled: Settled,
+    port: int,
+) -> dict[str, str]:
+    """The program's environment."""
+    ours = {
+        variables.JOB: identity.job_id,
+        variables.ATTEMPT: str(identity.attempt),
+        variables.STATE_DIR: paths.state_dir,
+        variables.STATUS: paths.status,
+        variables.PROGRESS: paths.progress,
+        variables.CHECKPOINT_DIR: paths.checkpoint_dir,
+        variables.BLOCK_STORE: options["block-store"],
+        variables.SIGNALS: options["signals"],
+        variables.GRACE_S: options["grace"],
+        variables.CHECKPOINT_INTERVAL: options["checkpoint-interval"],
+        **timeouts.variables(),
+        **settled.values,
+        "MASTER_ADDR": identity.head(),
+        "MASTER_PORT": str(port),
+    }
+    if not identity.launcher:
+        ours["RANK"] = str(identity.rank)
+        ours["WORLD_SIZE"] = str(identity.size)
+        ours["LOCAL_RANK"] = str(identity.local_rank)
+    # An option of the command line is the user's word, also against the user's environment.
+    spoken = {
+        variables.CHECKPOINT_DIR: "checkpoint-dir",
+        variables.STATE_DIR: "state-dir",
+        variables.BLOCK_STORE: "block-store",
+        variables.SIGNALS: "signals",
+        variables.GRACE_S: "grace",
+        variables.COLLECTIVE_TIMEOUT_S: "collective-timeout",
+        variables.CHECKPOINT_INTERVAL: "checkpoint-interval",
+    }
+    result = dict(environment)
+    for name in _ALWAYS_OURS:
+        if name not in (variables.PRECISION, variables.GRAD_CHECKPOINTING, variables.FROZEN):
+            result.pop(name, None)
+    chosen: list[str] = []
+    for name, value in ours.items():
+        if not value:
+            continue
+        theirs = name in environment and name not in _ALWAYS_OURS
+        if theirs and not (name in spoken and spoken[name] in options.given):
+            continue
+        result[name] = value
+        if name in spoken and spoken[name] in options.given:
+            continue
+        chosen.append(name)
+    result[variables.CHOSEN] = ",".join(sorted({*chosen, variables.CHOSEN}))
+    return result

@@ -1,0 +1,161 @@
+"""Who this rank is: job, attempt, rank, size, nodes and GPUs, from the environment alone.
+
+Nothing is asked of Slurm here: thousands of ranks start at once. What the user has set wins, then
+an MPI launcher, then the Slurm step, then one rank alone. The trap: a batch script's own
+environment holds SLURM_NTASKS and SLURM_PROCID=0 too, so only SLURM_STEP_NUM_TASKS tells that
+there is a step of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+
+from slurm_ext.domain.nodelist import first_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Rank, size and rank on the node, as launchers of MPI name them.
+_MPI = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
+# Programs that number the ranks of their node themselves.
+_LAUNCHERS = frozenset({"torchrun", "accelerate"})
+_LAUNCHER_MODULES = frozenset(
+    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
+)
+
+
+class Identity:
+    """One rank. ``job_id`` is empty outside Slurm, ``123_4`` for a task of an array.
+
+    ``in_step`` says that srun started this rank. ``launcher`` says that the command starts the
+    ranks of its node by itself. ``gpus`` is what the step was granted in all (0 = none or not
+    known). ``end_s`` is when the time limit ends the job, as of its start.
+    """
+
+    __slots__ = (
+        "attempt",
+        "base_id",
+        "cluster",
+        "end_s",
+        "gpus",
+        "in_step",
+        "job_id",
+        "launcher",
+        "local_rank",
+        "node_rank",
+        "nodelist",
+        "nodes",
+        "rank",
+        "size",
+        "slurm_id",
+        "step_id",
+        "submit_dir",
+    )
+
+    def __init__(self, environment: Mapping[str, str], command: Sequence[str], launcher: str):
+        env = environment
+        self.slurm_id = number(env, "SLURM_JOB_ID", 0)
+        self.job_id = job_name(env)
+        self.base_id = number(env, "SLURM_ARRAY_JOB_ID", 0) or self.slurm_id
+        self.attempt = number(env, "SLURM_RESTART_COUNT", 0)
+        self.cluster = env.get("SLURM_CLUSTER_NAME", "") or "cluster"
+        self.submit_dir = env.get("SLURM_SUBMIT_DIR", "")
+        self.end_s = float(number(env, "SLURM_JOB_END_TIME", 0)) or None
+        self.step_id = number(env, "SLURM_STEP_ID", 0)
+
+        tasks = number(env, "SLURM_STEP_NUM_TASKS", 0) if self.slurm_id else 0
+        self.in_step = tasks > 0
+        self.rank, self.size, self.local_rank = _place(env, tasks)
+        self.node_rank = number(env, "SLURM_NODEID", 0) if self.in_step else 0
+        self.nodes = number(env, "SLURM_STEP_NUM_NODES", 1) if self.in_step else 1
+        self.nodelist = env.get("SLURM_STEP_NODELIST", "") if self.in_step else ""
+        on_node = number(env, "SLURM_GPUS_ON_NODE", 0)
+        self.gpus = _granted(env, tasks, self.nodes, on_node) if self.slurm_id else 0
+        self.launcher = launcher == "yes"
+        if launcher == "auto":
+            per_node = self.in_step and tasks == self.nodes and on_node > 1
+            self.launcher = per_node or starts_ranks(command)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank's ft-run keeps the ledger and decides about the requeue."""
+        return self.rank == 0
+
+    def head(self) -> str:
+        """Node of rank 0: the first of the step."""
+        return first_name(self.nodelist) if self.nodelist else "127.0.0.1"
+
+
+def number(environment: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number of Slurm or of an MPI; what is none counts as absent."""
+    text = environment.get(name, "").strip()
+    return int(text) if text.isascii() and text.isdigit() else default
+
+
+def job_name(environment: Mapping[str, str]) -> str:
+    """The job's own id, ``123_4`` for a task of an array, empty outside Slurm.
+
+    Not the raw id of a task: ``scontrol requeue`` with the raw id of an array's last task, which
+    is the array's own, would requeue the whole array.
+    """
+    raw = number(environment, "SLURM_JOB_ID", 0)
+    array = number(environment, "SLURM_ARRAY_JOB_ID", 0)
+    task = environment.get("SLURM_ARRAY_TASK_ID", "")
+    if raw and array and task.isascii() and task.isdigit():
+        return f"{array}_{int(task)}"
+    return str(raw) if raw else ""
+
+
+def starts_ranks(command: Sequence[str]) -> bool:
+    """Whether a command line is that of a launcher, with or without its interpreter."""
+    words = command[:6]
+    if words and os.path.basename(words[0]) in _LAUNCHERS:
+        return True
+    if not words or not os.path.basename(words[0]).startswith("python"):
+        return False
+    for at, word in enumerate(words[1:], 1):
+        if word == "-m":
+            return at + 1 < len(words) and words[at + 1] in _LAUNCHER_MODULES
+        if not word.startswith("-"):
+            return os.path.basename(word) in _LAUNCHERS
+    return False
+
+
+def _place(env: Mapping[str, str], tasks: int) -> tuple[int, int, int]:
+    """Rank, size and rank on the node."""
+    for rank, size, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), *_MPI):
+        count = number(env, size, 0)
+        if count and rank in env:
+            at = number(env, rank, 0)
+            return at, count, number(env, local, 0 if local in env else at)
+    if tasks:
+        return number(env, "SLURM_PROCID", 0), tasks, number(env, "SLURM_LOCALID", 0)
+    return 0, 1, 0
+
+
+def _granted(env: Mapping[str, str], tasks: int, nodes: int, on_node: int) -> int:
+    """GPUs of the step in all. SLURM_GPUS and its like hold what was submitted: the last resort."""
+    per_task = number(env, "SLURM_GPUS_PER_TASK", 0) or _per_task(
+        env.get("SLURM_TRES_PER_TASK", "")
+    )
+    if per_task and tasks:
+        return per_task * tasks
+    asked = number(env, "SLURM_GPUS", 0)
+    if asked and on_node and nodes > 1 and on_node * nodes != asked and asked >= nodes:
+        # --gpus may be spread unevenly; this node alone does not tell.
+        return asked
+    return on_node * nodes
+
+
+def _per_task(text: str) -> int:
+    """GPUs in ``gres/gpu:v100=1,cpu=4``; older releases write ``gres:gpu:1``."""
+    total = 0
+    for part in text.split(","):
+        name, _, count = part.replace(":", "/").rpartition("=" if "=" in part else "/")
+        if name.startswith("gres/gpu") and count.isdigit():
+            total += int(count)
+    return total

@@ -1,0 +1,295 @@
+"""What rank 0's ft-run does beside its program: the ledger, Slurm's record, the requeue.
+
+Imported after the program has started, so that nothing here costs start-up time. The other ranks'
+part is `slurm_ft.launch.follow`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_ext.domain import nodelist
+from slurm_ext.domain.attempt import Attempt, Attempts, Cause
+from slurm_ext.domain.errors import ProtocolError, SlurmExtError
+from slurm_ft import exits, status
+from slurm_ft.launch.environment import Paths
+from slurm_ft.launch.errors import CommandError
+from slurm_ft.launch.frameworks import requeues_by_itself
+from slurm_ft.launch.identity import Identity
+from slurm_ft.launch.marks import Marks
+from slurm_ft.launch.options import Options
+from slurm_ft.launch.signals import slurm_setting
+from slurm_ft.launch.supervise import MARGIN_S, Ending, Supervisor
+from slurm_ft.requeue import act, attempts
+from slurm_ft.requeue.causes import Evidence, classify
+from slurm_ft.requeue.decide import Answer, By, Case, decide
+from slurm_ft.requeue.limits import parse_limits
+from slurm_ft.requeue.record import JobRecord, parse_record
+
+# Slurm's default KillWait: from TERM to KILL once a job is ending.
+KILL_WAIT_S = 30.0
+# For how long a controller that is away is asked again: a restart with many jobs takes minutes.
+CONTROLLER_S = 300.0
+# From an accepted requeue to the end of this process by Slurm.
+TEARDOWN_S = 60.0
+# Other ranks write that their programs failed while rank 0 decides already.
+PEERS_S = 3.0
+_MOST_LOOKS = 3
+
+
+class Lead:
+    """Rank 0's duties in one attempt. ``tell`` prints a line for the user."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        options: Options,
+        paths: Paths,
+        environment: Mapping[str, str],
+        command: Sequence[str],
+        marks: Marks,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._identity = identity
+        self._options = options
+        self._paths = paths
+        self._environment = environment
+        self._command = command
+        self._marks = marks
+        self._tell = tell
+        self._limits = parse_limits(options["max-requeues"])
+        self._ledger = Attempts(identity.job_id, ())
+        self._started_s = time.time()
+        self._looks = 0
+
+    # -- at the start ------------------------------------------------------------------------------
+
+    def begin(self, supervisor: Supervisor) -> None:
+        """Open this attempt in the ledger, and close earlier ones whose end nobody wrote."""
+        if not self._identity.job_id:
+            return
+        self._marks.forget_old()
+        attempt = Attempt(
+            number=self._identity.attempt,
+            started_s=self._started_s,
+            gpus=self._identity.gpus,
+            nodes=self._nodes(),
+            ranks=self._identity.size,
+        )
+        self._ledger = attempts.begin(self._load(), attempt)
+        self._store()
+        if attempts.open_before(self._ledger, self._identity.attempt):
+            argv = act.ends_of_attempts(self._identity.job_id)
+            try:
+                supervisor.command(argv, self._close_earlier, act.environment(os.environ))
+            except CommandError:
+                self._close_earlier(0, "")
+        self._warn_of_truncation()
+
+    def _nodes(self) -> tuple[str, ...]:
+        try:
+            return nodelist.expand(self._identity.nodelist)
+        except SlurmExtError:
+            return ()
+
+    def _load(self) -> Attempts:
+        if not self._paths.state_dir:
+            return self._ledger
+        path = Path(self._paths.state_dir, attempts.file_name(self._identity.job_id))
+        try:
+            return attempts.load(path, self._identity.job_id)
+        except (ProtocolError, OSError) as exc:
+            self._tell(f"the attempts so far cannot be read and are counted anew: {exc}")
+            return self._ledger
+
+    def _store(self) -> None:
+        name = attempts.file_name(self._identity.job_id)
+        if self._paths.state_dir:
+            try:
+                attempts.store(Path(self._paths.state_dir, name), self._ledger)
+            except OSError as exc:
+                self._tell(f"{self._paths.state_dir}: attempts cannot be kept: {exc.strerror}")
+        if self._paths.progress:
+            try:
+                attempts.store(Path(self._paths.progress).with_name(name), self._ledger)
+            except OSError as exc:
+                if self._options.on("verbose"):
+                    self._tell(f"{self._paths.spool}: no copy of the attempts: {exc.strerror}")
+
+    def _close_earlier(self, code: int, text: str) -> None:
+        rows = text.splitlines() if code == 0 else ()
+        self._ledger = attempts.close_from_sacct(self._ledger, self._identity.attempt, rows)
+        self._store()
+
+    def _warn_of_truncation(self) -> None:
+        if self._identity.attempt or self._options["requeue"] == "never":
+            return
+        # sbatch tells the job how it opened the output; "a" is append.
+        if self._environment.get("SLURM_OPEN_MODE") == "a":
+            return
+        if slurm_setting(self._environment, "JobFileAppend") == "1":
+            return
+        self._tell(
+            "when this job comes back, Slurm empties its output file;"
+            " #SBATCH --open-mode=append keeps it"
+        )
+
+    # -- when a signal comes -----------------------------------------------------------------------
+
+    def heard(self, supervisor: Supervisor) -> None:
+        """Ask Slurm what the signal means, so that the program is ended before Slurm kills us."""
+        if not self._identity.job_id or self._looks >= _MOST_LOOKS:
+            return
+        self._looks += 1
+        heard_at = time.monotonic()
+
+        def then(code: int, text: str) -> None:
+            if code == 0:
+                self._learn(supervisor, text, heard_at)
+
+        try:
+            argv = act.show_job(self._identity.job_id)
+            supervisor.command(argv, then, act.environment(os.environ))
+        except CommandError as exc:
+            self._tell(f"Slurm cannot be asked: {exc}")
+
+    def _learn(self, supervisor: Supervisor, text: str, heard_at: float) -> None:
+        try:
+            record = parse_record(text, self._identity.slurm_id)
+        except ProtocolError as exc:
+            self._tell(str(exc))
+            return
+        if not record.running:
+            # Slurm has sent TERM and will send KILL to everything, ft-run included.
+            supervisor.limit(heard_at + KILL_WAIT_S - MARGIN_S)
+
+    # -- at the end --------------------------------------------------------------------------------
+
+    def conclude(self, ending: Ending) -> int:
+        """Decide, keep the decision, carry it out. Returns the exit code of ft-run."""
+        if not self._identity.job_id:
+            return ending.code
+        said = status.read(Path(self._paths.status)) if self._paths.status else None
+        if said is not None and said.attempt != self._identity.attempt:
+            said = None
+        evidence = Evidence(
+            attempt=self._identity.attempt,
+            code=ending.code,
+            now_s=ending.ended_s,
+            asked=ending.asked is not None,
+            stopped=ending.stopped,
+            forced=ending.forced,
+            status=said,
+            lead_s=self._options.seconds("grace"),
+            launcher=self._identity.launcher,
+        )
+        until = time.monotonic() + CONTROLLER_S
+        if evidence.code or evidence.left:
+            # An error of the program needs nobody's record; only a death or a leave may have
+            # another cause.
+            if evidence.asked or evidence.left or evidence.code > 128:
+                evidence = replace(
+                    evidence, record=self._record(until), peers=self._peers(evidence)
+                )
+            elif self._limits[Cause.USER_ERROR] != 0:
+                evidence = replace(evidence, record=self._record(until))
+        cause, words = classify(evidence)
+        answer = self._decide(cause, words, evidence, ending, until)
+        self._keep(evidence, cause, answer, ending)
+        if answer.by is By.FT_RUN:
+            answer = self._send_back(evidence, cause, answer, ending, until)
+        self._say(cause, answer)
+        self._marks.decide(answer.requeued)
+        if answer.by is By.FT_RUN:
+            _await_teardown()
+            return ending.code or exits.REQUEUE
+        return ending.code
+
+    def _record(self, until: float) -> JobRecord | None:
+        try:
+            return act.read_record(self._identity.job_id, self._identity.slurm_id, until)
+        except SlurmExtError as exc:
+            self._tell(f"Slurm's record of the job is missing: {exc}")
+            return None
+
+    def _peers(self, evidence: Evidence) -> dict[int, int]:
+        """Exit codes of other ranks that failed by themselves, waiting a little for them."""
+        if evidence.asked or self._identity.size == 1:
+            return {}
+        end = time.monotonic() + PEERS_S
+        while True:
+            found = self._marks.ends()
+            if found or time.monotonic() >= end:
+                return found
+            time.sleep(0.2)
+
+    def _decide(
+        self, cause: Cause, words: str, evidence: Evidence, ending: Ending, until: float
+    ) -> Answer:
+        record = evidence.record
+        mode = ""
+        if cause is Cause.PREEMPTED and record is not None:
+            try:
+                mode = act.preempt_mode(record.partition, until)
+            except SlurmExtError as exc:
+                self._tell(f"the preemption mode is not known: {exc}")
+        framework = ""
+        if evidence.status is None and ending.hook is None:
+            framework = requeues_by_itself(self._command, self._environment)
+        case = Case(
+            cause=cause,
+            words=words,
+            attempts=(*self._ledger.attempts[:-1], self._ended(evidence, cause, ending)),
+            limits=self._limits,
+            mode=self._options["requeue"],
+            saved=evidence.status is not None or ending.hook == 0,
+            record=record,
+            preempt_mode=mode,
+            framework=framework,
+            restarts=self._identity.attempt,
+        )
+        return decide(case)
+
+    def _ended(self, evidence: Evidence, cause: Cause, ending: Ending) -> Attempt:
+        last = attempts.with_status(self._ledger.attempts[-1], evidence.status)
+        return replace(last, ended_s=ending.ended_s, cause=cause, exit_code=ending.code)
+
+    def _keep(self, evidence: Evidence, cause: Cause, answer: Answer, ending: Ending) -> None:
+        ended = replace(
+            self._ended(evidence, cause, ending), requeued=answer.requeued, reason=answer.reason
+        )
+        self._ledger = attempts.close(self._ledger, ended)
+        self._store()
+
+    def _send_back(
+        self, evidence: Evidence, cause: Cause, answer: Answer, ending: Ending, until: float
+    ) -> Answer:
+        """Requeue. What is kept says so already, because Slurm may end us while we are told."""
+        try:
+            act.requeue(self._identity.job_id, until)
+        except SlurmExtError as exc:
+            answer = Answer(By.NOBODY, f"{answer.reason}; Slurm refused to requeue it: {exc}")
+            self._keep(evidence, cause, answer, ending)
+        return answer
+
+    def _say(self, cause: Cause, answer: Answer) -> None:
+        attempt = f"attempt {self._identity.attempt}"
+        if answer.requeued:
+            self._tell(f"{attempt}: {answer.reason}; job {self._identity.job_id} comes back")
+        elif cause is not Cause.COMPLETED:
+            self._tell(f"{attempt}: {answer.reason}; job {self._identity.job_id} is not requeued")
+        elif self._options.on("verbose"):
+            self._tell(f"{attempt}: {answer.reason}")
+
+
+def _await_teardown() -> None:
+    """Wait for Slurm's TERM, so that the batch script does not run on to its next line."""
+    waited = {signal.SIGTERM}
+    while signal.sigtimedwait(waited, 0) is not None:
+        pass  # TERM of before the requeue
+    signal.sigtimedwait(waited, TEARDOWN_S)

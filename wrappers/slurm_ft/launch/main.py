@@ -1,0 +1,200 @@
+"""``ft-run``: one per rank, in front of the user's program.
+
+    srun ft-run [options] -- python train.py ...
+
+It gives the program its environment, stays beside it and, on rank 0, decides whether the job comes
+back. Everything up to the start of the program uses little of the standard library: a job of many
+ranks starts that often, from a file system that all of them share. A failure here keeps the
+program from starting only where starting it would be wrong: a missing spool, state directory or
+plan never does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from slurm_ext.domain.errors import SlurmExtError
+from slurm_ft import variables
+from slurm_ft.launch import processes, supervise, templates
+from slurm_ft.launch.environment import choose_paths, compose, prepare, without_foreign
+from slurm_ft.launch.errors import LaunchError, UsageError
+from slurm_ft.launch.identity import Identity, job_name
+from slurm_ft.launch.marks import Marks
+from slurm_ft.launch.options import Options, parse
+from slurm_ft.launch.plan import settle, settle_from_spool
+from slurm_ft.launch.ports import choose_port, ephemeral_range
+from slurm_ft.launch.signals import parse_signals, usr1_warning
+from slurm_ft.launch.timeouts import for_launcher, order_timeouts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from slurm_ft.launch.environment import Paths
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the program's own exit code, or one of `errors`."""
+    try:
+        # Without what another job's ft-run chose: that is not what this job's user asked for.
+        own = without_foreign(os.environ, job_name(os.environ))
+        options = parse(sys.argv[1:] if argv is None else argv, own)
+        if options.on("help") or options.on("version"):
+            return _tell_about(options)
+        if not options.command:
+            raise UsageError("no command; write ft-run [options] -- COMMAND")
+        return _run(options, own)
+    except LaunchError as exc:
+        _tell(str(exc))
+        return exc.code
+    except SlurmExtError as exc:
+        _tell(str(exc))
+        return LaunchError.code
+
+
+def _run(options: Options, own: dict[str, str]) -> int:
+    signals = parse_signals(options["signals"])
+    identity = Identity(own, options.command, options["launcher"])
+    if options["max-requeues"] and identity.leads:
+        from slurm_ft.requeue.limits import parse_limits
+
+        parse_limits(options["max-requeues"])
+    timeouts = order_timeouts(options.seconds("collective-timeout"), own)
+    paths = choose_paths(identity, options)
+    missing = prepare(paths, identity)
+    if paths.spool:
+        settled = settle_from_spool(
+            paths.spool, identity.base_id, identity.attempt, identity.gpus, identity.nodes
+        )
+    else:
+        settled = settle(identity.gpus, identity.nodes, None)
+    port = choose_port(identity.slurm_id, identity.step_id, identity.attempt, ephemeral_range())
+    environment = compose(own, identity, options, paths, timeouts, settled, port)
+    if identity.launcher:
+        environment.update(for_launcher(options.seconds("grace"), environment))
+    command = [*options.command, *templates.fill(options.ft_args, environment)]
+
+    if identity.leads:
+        notes = (missing, settled.note, usr1_warning(signals), *timeouts.warnings)
+        for note in notes:
+            if note:
+                _tell(note)
+    if options.on("verbose"):
+        _tell_identity(identity, environment, command)
+    return _supervise(options, identity, paths, environment, command, signals)
+
+
+def _supervise(
+    options: Options,
+    identity: Identity,
+    paths: Paths,
+    environment: dict[str, str],
+    command: list[str],
+    signals: tuple[signal.Signals, ...],
+) -> int:
+    marks = Marks(paths.state_dir, identity.attempt, identity.step_id)
+    hook = options["on-preempt"]
+    here = identity.leads or options.on("on-preempt-each")
+    orders = supervise.Orders(
+        signals,
+        environment,
+        lambda: bool(paths.status) and os.path.exists(paths.status),
+        grace_s=options.seconds("grace"),
+        hook=hook if here else "",
+        hook_elsewhere="" if here or not hook else marks.hook,
+        hook_written=marks.hook if identity.leads else "",
+        launcher=identity.launcher,
+        own_group=not _at_terminal(),
+    )
+    mask = supervise.block(signals)
+    prctl = processes.control()
+    processes.adopt_orphans(prctl)
+    if options["on-resume"] and identity.attempt:
+        code = _resume(options["on-resume"], environment, mask, prctl)
+        if code:
+            return code
+    ignored: list[int] = []
+    if hook:
+        # The hook saves for a program that knows nothing of signals.
+        ignored += signals
+    elif identity.launcher:
+        # The agent does not know them and would die of them; TERM it knows.
+        ignored += [number for number in signals if number != signal.SIGTERM]
+    pid = processes.start(
+        command,
+        environment,
+        mask=mask,
+        ignored=ignored,
+        own_group=orders.own_group,
+        prctl=prctl,
+    )
+    supervisor = supervise.Supervisor(pid, orders, mask)
+    if not identity.leads:
+        from slurm_ft.launch import follow
+
+        return follow.conclude(supervisor.run(), identity.rank, marks)
+    from slurm_ft.launch.lead import Lead
+
+    lead = Lead(identity, options, paths, environment, command, marks, _tell)
+    orders.heard = lead.heard
+    lead.begin(supervisor)
+    return lead.conclude(supervisor.run())
+
+
+def _resume(
+    hook: str,
+    environment: Mapping[str, str],
+    mask: set[signal.Signals],
+    prctl: Callable[[int, int], int] | None,
+) -> int:
+    """Run the command of --on-resume. Its failure keeps the program from starting."""
+    pid = processes.start(
+        ["/bin/sh", "-c", hook], environment, mask=mask, own_group=False, prctl=prctl
+    )
+    _, status = os.waitpid(pid, 0)
+    code = processes.exit_code(status)
+    if code:
+        _tell(f"the command of --on-resume ended with {code}; the program is not started")
+    return code
+
+
+def _at_terminal() -> bool:
+    """Whether a person sits there: then the terminal's own signals reach the program directly."""
+    try:
+        return os.isatty(0) and os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:
+        return False
+
+
+def _tell(line: str) -> None:
+    """A line for the user; in one write, because ranks share the job's output."""
+    sys.stderr.write(f"ft-run: {line}\n")
+    sys.stderr.flush()
+
+
+def _tell_identity(
+    identity: Identity, environment: Mapping[str, str], command: Sequence[str]
+) -> None:
+    if not identity.job_id:
+        _tell("outside Slurm: one rank, no attempts, no requeue")
+    elif not identity.in_step:
+        _tell("not started by srun: one rank, whatever --ntasks says")
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    chosen = environment.get(variables.CHOSEN, "").split(",")
+    for name in sorted({*names, *chosen}):
+        if name in environment:
+            _tell(f"{name}={environment[name]}")
+    _tell(f"command: {' '.join(command)}")
+
+
+def _tell_about(options: Options) -> int:
+    from slurm_ft.launch.usage import usage, version
+
+    sys.stdout.write(version() if options.on("version") else usage())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

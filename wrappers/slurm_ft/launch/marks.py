@@ -1,0 +1,93 @@
+"""Marks that the ft-runs of one step leave for each other in the job's state directory.
+
+Small files instead of messages: the ranks' ft-runs share nothing else, and what they tell each
+other matters only at the end. Names carry attempt and step, so that nothing old is believed.
+Where there is no state directory nothing is told, and nobody waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+_END = "end"
+_DECISION = "decision"
+_HOOK = "hook"
+_STATUS = "status"
+_KINDS = (_END, _DECISION, _HOOK, _STATUS)
+
+
+class Marks:
+    """The marks of one attempt of one step."""
+
+    __slots__ = ("_attempt", "_directory", "_tag")
+
+    def __init__(self, directory: str, attempt: int, step: int) -> None:
+        self._directory = directory
+        self._attempt = attempt
+        self._tag = f"{attempt}-{step}"
+
+    @property
+    def hook(self) -> str:
+        """File that rank 0 writes when its command of --on-preempt has ended."""
+        return self._path(_HOOK)
+
+    def status(self, rank: int) -> str:
+        """File that the session of a rank keeps."""
+        return self._path(_STATUS, f"-{rank}.json")
+
+    def end(self, rank: int, code: int) -> None:
+        """Say that the program of a rank has ended by itself."""
+        self._write(self._path(_END, f"-{rank}"), str(code))
+
+    def ends(self) -> dict[int, int]:
+        """What other ranks said so far."""
+        found: dict[int, int] = {}
+        prefix = f"{_END}-{self._tag}-"
+        for name in self._names():
+            rank = name.removeprefix(prefix)
+            if name.startswith(prefix) and rank.isdigit():
+                code = self._read(os.path.join(self._directory, name))
+                if code.isdigit():
+                    found[int(rank)] = int(code)
+        return found
+
+    def decide(self, requeued: bool) -> None:
+        """Say that rank 0 has decided."""
+        self._write(self._path(_DECISION), "1" if requeued else "0")
+
+    def decided(self) -> bool:
+        """Whether rank 0 has decided."""
+        return bool(self._directory) and os.path.exists(self._path(_DECISION))
+
+    def forget_old(self) -> None:
+        """Remove what earlier attempts left, but for the last one: somebody may look at it."""
+        for name in self._names():
+            kind, _, rest = name.partition("-")
+            attempt = rest.partition("-")[0]
+            if kind in _KINDS and attempt.isdigit() and int(attempt) < self._attempt - 1:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self._directory, name))
+
+    def _path(self, kind: str, rest: str = "") -> str:
+        return os.path.join(self._directory, f"{kind}-{self._tag}{rest}") if self._directory else ""
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self._directory) if self._directory else []
+        except OSError:
+            return []
+
+    def _write(self, path: str, text: str) -> None:
+        if not path:
+            return
+        # Without this mark somebody waits to a limit, which is no reason to fail.
+        with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
+            file.write(text)
+
+    def _read(self, path: str) -> str:
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                return file.read(16).strip()
+        except OSError:
+            return ""

@@ -1,0 +1,269 @@
+"""The options of ``ft-run``: one table, read for parsing, for ``--help`` and for the man page.
+
+Not argparse: importing it costs a third of what may pass before the user's program starts, on
+every rank. The command line goes before the environment, the environment before the default; the
+first word that is no option begins the user's command. Values are checked here as far as their
+form goes; what belongs together is checked where it is used.
+"""
+
+from __future__ import annotations
+
+from slurm_ft import variables
+from slurm_ft.launch.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+DEFAULT_SPOOL = "/var/spool/slurm-ext"
+DEFAULT_SIGNALS = "USR2,TERM"
+YES_NO_AUTO = ("auto", "yes", "no")
+
+
+class Option:
+    """One option. ``environment`` is the variable that fills it where it was not given.
+
+    ``metavar`` is empty for a switch, ``many`` says that it may be repeated. ``words`` become
+    ``--help`` and the man page.
+    """
+
+    __slots__ = ("default", "environment", "many", "metavar", "name", "words")
+
+    def __init__(
+        self,
+        name: str,
+        metavar: str,
+        words: str,
+        environment: str = "",
+        default: str = "",
+        many: bool = False,
+    ) -> None:
+        self.name = name
+        self.metavar = metavar
+        self.words = words
+        self.environment = environment
+        self.default = default
+        self.many = many
+
+
+OPTIONS = (
+    Option(
+        "checkpoint-dir",
+        "DIR",
+        "Directory of the job's checkpoints, the same in every attempt. Default: ft-checkpoints/ID"
+        " below the directory of submission.",
+        variables.CHECKPOINT_DIR,
+    ),
+    Option(
+        "state-dir",
+        "DIR",
+        "Directory of the job's small files (attempts, status of each rank), the same in every"
+        " attempt and on every node. Default: ~/.slurm-ext/state/CLUSTER-ID.",
+        variables.STATE_DIR,
+    ),
+    Option(
+        "block-store",
+        "DIR",
+        "Content-addressed store that checkpoints of several jobs share. Default: none.",
+        variables.BLOCK_STORE,
+    ),
+    Option(
+        "spool",
+        "DIR",
+        "Spool directory of the helper daemon. Without it the job runs, unplanned and unreported.",
+        variables.SPOOL,
+        DEFAULT_SPOOL,
+    ),
+    Option(
+        "signals",
+        "NAME[,..]",
+        "Signals that mean: save and come back. USR1 is warned about, since NCCL may swallow it.",
+        variables.SIGNALS,
+        DEFAULT_SIGNALS,
+    ),
+    Option(
+        "grace",
+        "SECONDS",
+        "Time from such a signal to SIGKILL: the lead of --signal or the partition's GraceTime. A"
+        " program that is still there shortly before is killed, so that the job can be requeued."
+        " Default: what Slurm's record of the job says.",
+        variables.GRACE_S,
+    ),
+    Option(
+        "collective-timeout",
+        "SECONDS",
+        "Time-out of one collective. Those that have to be longer follow from it.",
+        variables.COLLECTIVE_TIMEOUT_S,
+    ),
+    Option(
+        "checkpoint-interval",
+        "auto|LOW-HIGH|SECONDS",
+        "Time between two checkpoints, or the bounds of what is chosen from the measured cost of a"
+        " save and the failure rate.",
+        variables.CHECKPOINT_INTERVAL,
+        "auto",
+    ),
+    Option(
+        "ft-arg",
+        "TEMPLATE",
+        "One more argument for the command, such as --local-batch={local_batch}. {NAME=VALUE} gives"
+        " a value for the case that there is no plan; without one such an argument is left out. May"
+        " be repeated; the arguments stand in this order behind those of the command.",
+        many=True,
+    ),
+    Option(
+        "on-preempt",
+        "COMMAND",
+        "Shell command for a program without a session: run by rank 0 when a signal to save"
+        " arrives; FT_CHILD_PID is the program. When it has ended, the program is stopped and the"
+        " job is requeued. The program does not see the signals themselves.",
+        variables.ON_PREEMPT,
+    ),
+    Option("on-preempt-each", "", "Run the command of --on-preempt on every rank."),
+    Option(
+        "on-resume",
+        "COMMAND",
+        "Shell command that every rank runs before the program when the job has come back.",
+        variables.ON_RESUME,
+    ),
+    Option(
+        "requeue",
+        "auto|always|never",
+        "Whether ft-run may requeue the job. auto: where something was saved and no framework in"
+        " the program requeues by itself. always: also where nothing says so.",
+        variables.REQUEUE,
+        "auto",
+    ),
+    Option("no-requeue", "", "The same as --requeue=never."),
+    Option(
+        "max-requeues",
+        "CAUSE=N[,..]",
+        "Most requeues for a cause over the life of the job: preempted, time-limit, node-fail,"
+        " daemon, operator, lost-peer, user-error, no-progress, unknown. N may be unlimited.",
+        variables.MAX_REQUEUES,
+    ),
+    Option(
+        "launcher",
+        "auto|yes|no",
+        "Whether the command is a launcher such as torchrun, which starts the ranks of its node and"
+        " numbers them itself. auto: it is torchrun or accelerate, or one task stands on each node"
+        " with several GPUs.",
+        variables.LAUNCHER,
+        "auto",
+    ),
+    Option("verbose", "", "Tell on stderr what was decided and why."),
+    Option("version", "", "Tell the release."),
+    Option("help", "", "Tell the options."),
+)
+_BY_NAME = {option.name: option for option in OPTIONS}
+_SHORT = {"-h": "help", "-V": "version", "-v": "verbose"}
+
+
+class Options:
+    """What was asked. ``given`` are the names whose value came from the command line or from the
+    environment, so that a default can give way to something better."""
+
+    __slots__ = ("command", "ft_args", "given", "values")
+
+    def __init__(
+        self,
+        values: dict[str, str],
+        given: frozenset[str],
+        ft_args: tuple[str, ...],
+        command: tuple[str, ...],
+    ) -> None:
+        self.values = values
+        self.given = given
+        self.ft_args = ft_args
+        self.command = command
+
+    def __getitem__(self, name: str) -> str:
+        """The text of an option; empty where there is none."""
+        return self.values[name]
+
+    def on(self, name: str) -> bool:
+        """Whether a switch was given."""
+        return bool(self.values[name])
+
+    def seconds(self, name: str) -> float | None:
+        """A time in seconds, ``None`` where it was not given."""
+        text = self.values[name]
+        return to_seconds(text, f"--{name}") if text else None
+
+
+def to_seconds(text: str, place: str) -> float:
+    """A positive number of seconds, or UsageError naming ``place``."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1e9:
+        raise UsageError(f"{place}={text}: not a time; write seconds above 0, such as 120")
+    return value
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
+    """Options and the user's command. Raises UsageError with the fix."""
+    values = {option.name: option.default for option in OPTIONS}
+    given: set[str] = set()
+    for option in OPTIONS:
+        text = environment.get(option.environment, "") if option.environment else ""
+        if text:
+            values[option.name] = text
+            given.add(option.name)
+    ft_args: list[str] = []
+    at = 0
+    while at < len(argv):
+        word = argv[at]
+        at += 1
+        if word == "--":
+            break
+        if not word.startswith("-") or word == "-":
+            at -= 1
+            break
+        name, equals, text = word.partition("=")
+        option = _BY_NAME.get(_SHORT.get(name, name[2:] if name.startswith("--") else ""))  # type: ignore[assignment]
+        if option is None:
+            raise UsageError(f"{name}: no such option; see ft-run --help")
+        if not option.metavar:
+            if equals:
+                raise UsageError(f"{name} takes no value; write {name}")
+            text = "yes"
+        elif not equals:
+            if at == len(argv):
+                raise UsageError(f"{name} wants a value; write {name}={option.metavar}")
+            text = argv[at]
+            at += 1
+        if option.many:
+            ft_args.append(text)
+            continue
+        if option.metavar and not text:
+            raise UsageError(f"{name}= is empty; write {name}={option.metavar}")
+        values[option.name] = text
+        given.add(option.name)
+    if values["no-requeue"]:
+        values["requeue"] = "never"
+    for name in ("requeue", "launcher"):
+        _check_choice(name, values[name])
+    for name in ("grace", "collective-timeout"):
+        if values[name]:
+            to_seconds(values[name], f"--{name}")
+    _check_interval(values["checkpoint-interval"])
+    return Options(values, frozenset(given), tuple(ft_args), tuple(argv[at:]))
+
+
+def _check_choice(name: str, text: str) -> None:
+    choices = _BY_NAME[name].metavar.split("|")
+    if text not in choices:
+        raise UsageError(f"--{name}={text}: not one of {', '.join(choices)}")
+
+
+def _check_interval(text: str) -> None:
+    if text == "auto":
+        return
+    place = "--checkpoint-interval"
+    low, dash, high = text.partition("-")
+    if not dash:
+        to_seconds(text, place)
+    elif to_seconds(low, place) > to_seconds(high, place):
+        raise UsageError(f"{place}={text}: the bounds are the wrong way round; write {high}-{low}")

@@ -1,0 +1,144 @@
+"""The attempts of a job, kept on disk by rank 0's ft-run.
+
+The file in the state directory is the truth: it is the job's own and survives the spool. The copy
+in the user's part of the spool is for the daemon and for ``slurm-ext queue``; where it cannot be
+written the job goes on. Changes are pure functions of `Attempts`; only `load` and `store` touch
+the disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurm_ext.domain.attempt import (
+    MAX_ATTEMPTS,
+    MAX_ATTEMPTS_BYTES,
+    Attempt,
+    Attempts,
+    Cause,
+    parse_attempts,
+)
+from slurm_ext.domain.request import ATTEMPTS_PREFIX, SUFFIX
+from slurm_ft.status import Status
+
+# States of sacct and the cause that they stand for.
+_STATES = {
+    "PREEMPTED": Cause.PREEMPTED,
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "DEADLINE": Cause.TIME_LIMIT,
+    "NODE_FAIL": Cause.NODE_FAIL,
+    "BOOT_FAIL": Cause.NODE_FAIL,
+    "REQUEUED": Cause.OPERATOR,
+    "CANCELLED": Cause.CANCELLED,
+    "FAILED": Cause.USER_ERROR,
+    "OUT_OF_MEMORY": Cause.USER_ERROR,
+    "COMPLETED": Cause.COMPLETED,
+}
+# `sacct` is asked for these columns, in this order.
+SACCT_COLUMNS = "Restarts,State,End"
+
+
+def file_name(job_id: str) -> str:
+    """Name of the file, the same in the state directory and in the spool."""
+    return f"{ATTEMPTS_PREFIX}{job_id}{SUFFIX}"
+
+
+def load(path: Path, job_id: str) -> Attempts:
+    """What is there so far. Raises ProtocolError or OSError where it cannot be used."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_ATTEMPTS_BYTES + 1)
+    except FileNotFoundError:
+        return Attempts(job_id, ())
+    return parse_attempts(data.decode(errors="replace"), str(path))
+
+
+def store(path: Path, attempts: Attempts) -> None:
+    """Replace the file, durably: the next attempt may run elsewhere within seconds."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o644), "w", encoding="utf-8") as file:
+            file.write(_bounded(attempts) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def begin(attempts: Attempts, attempt: Attempt) -> Attempts:
+    """With one more attempt. A second step of the same attempt goes on with its entry."""
+    earlier = [known for known in attempts.attempts if known.number != attempt.number]
+    same = [known for known in attempts.attempts if known.number == attempt.number]
+    if same:
+        attempt = replace(attempt, started_s=same[0].started_s, restored_step=same[0].restored_step)
+    return replace(attempts, attempts=(*earlier, attempt)[-MAX_ATTEMPTS:])
+
+
+def close(attempts: Attempts, attempt: Attempt) -> Attempts:
+    """With the last attempt as it ended."""
+    return replace(attempts, attempts=(*attempts.attempts[:-1], attempt))
+
+
+def with_status(attempt: Attempt, status: Status | None) -> Attempt:
+    """What the session told, in the attempt."""
+    if status is None or status.attempt != attempt.number:
+        return attempt
+    return replace(
+        attempt,
+        first_step_s=status.first_step_s,
+        restored_step=status.restored_step,
+        last_step=status.step,
+        saved_step=status.saved_step,
+        save_s=status.save_s,
+        stall_s=status.stall_s,
+    )
+
+
+def open_before(attempts: Attempts, number: int) -> bool:
+    """Whether an earlier attempt has no end: nobody was left to write it."""
+    return any(a.number < number and a.cause is None for a in attempts.attempts)
+
+
+def close_from_sacct(attempts: Attempts, number: int, rows: Sequence[str]) -> Attempts:
+    """Ends of earlier attempts that Slurm's accounting knows; UNKNOWN for those it does not.
+
+    ``rows`` are lines of ``sacct -D -X -P -n -o``, one per attempt, with SACCT_COLUMNS.
+    """
+    states: dict[int, str] = {}
+    for row in rows:
+        restarts, _, rest = row.partition("|")
+        if restarts.isdigit():
+            # "CANCELLED by 1000"
+            states[int(restarts)] = rest.partition("|")[0].partition(" ")[0]
+    ended = []
+    for attempt in attempts.attempts:
+        if attempt.number < number and attempt.cause is None:
+            state = states.get(attempt.number, "")
+            cause = _STATES.get(state, Cause.UNKNOWN)
+            said = f"Slurm's accounting says {state}" if state else "nobody was left to say"
+            attempt = replace(attempt, cause=cause, requeued=True, reason=said)
+        ended.append(attempt)
+    return replace(attempts, attempts=tuple(ended))
+
+
+def _bounded(attempts: Attempts) -> str:
+    """As text within the bound: node names of old attempts go first, then the attempts."""
+    text = attempts.to_json()
+    kept = list(attempts.attempts)
+    named = 0
+    while len(text.encode()) >= MAX_ATTEMPTS_BYTES and kept:
+        if named < len(kept):
+            kept[named] = replace(kept[named], nodes=())
+            named += 1
+        else:
+            kept.pop(0)
+        text = replace(attempts, attempts=tuple(kept)).to_json()
+    return text

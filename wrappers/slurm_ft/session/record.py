@@ -1,0 +1,118 @@
+"""What a session tells others about itself: its status for ``ft-run``, progress for the daemon.
+
+The facts are plain attributes that the thread that trains assigns; the guard's and the reporter's
+threads read them. Each is replaced as a whole, so a reader sees an old fact or a new one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_ext.domain.progress import Progress
+from slurm_ft import status
+from slurm_ft.comm import Comm
+from slurm_ft.session.pace import Pace
+from slurm_ft.session.saving import Saving
+from slurm_ft.session.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class Record:
+    """The facts of one rank in one attempt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        comm: Comm,
+        *,
+        total_steps: int | None = None,
+        total_samples: int | None = None,
+    ) -> None:
+        self._settings = settings
+        self._comm = comm
+        self._totals = (total_steps, total_samples)
+        self._path = own_path(settings.status, os.environ)
+        self._warned = False
+        self.saving: Saving | None = None
+        self.pace: Pace | None = None
+        self.step: int | None = None
+        self.samples = 0
+        self.restored: int | None = None
+        self.first_step_s: float | None = None
+        self.rank_compute_s: tuple[float, ...] = ()
+        self.word: str | None = None
+        self.note = ""
+        self.failed: str | None = None
+        self.heard: str | None = None
+        self.done = False
+
+    def status(self) -> status.Status:
+        """For ``ft-run``."""
+        saving = self.saving
+        return status.Status(
+            attempt=self._settings.attempt,
+            rank=self._comm.rank,
+            pid=os.getpid(),
+            at_s=time.time(),
+            step=self.step,
+            saved_step=saving.saved_step if saving is not None else None,
+            restored_step=self.restored,
+            first_step_s=self.first_step_s,
+            save_s=saving.save_s if saving is not None else None,
+            stall_s=saving.stall_s if saving is not None else 0.0,
+            leaving=self.word,
+            failed=self.failed,
+            heard=self.heard,
+            done=self.done,
+            note=self.note,
+        )
+
+    def progress(self) -> Progress | None:
+        """For the daemon; ``None`` before the first step."""
+        step, saving, pace = self.step, self.saving, self.pace
+        if step is None or self.first_step_s is None or saving is None or pace is None:
+            return None
+        total_steps, total_samples = self._totals
+        gpus = self._settings.gpus
+        return Progress(
+            job_id=self._settings.job_id,
+            attempt=self._settings.attempt,
+            at_s=time.time(),
+            step=step,
+            samples=self.samples,
+            samples_per_s=pace.samples_per_s,
+            gpus=self._comm.size if gpus is None else gpus,
+            last_checkpoint_step=saving.saved_step,
+            last_checkpoint_s=saving.saved_at_s,
+            rank_compute_s=self.rank_compute_s,
+            total_steps=total_steps,
+            total_samples=total_samples,
+            first_step_s=self.first_step_s,
+            restored_step=self.restored,
+            save_s=saving.save_s,
+            stall_s=saving.stall_s,
+        )
+
+    def write_status(self) -> None:
+        """Replace the status file, where there is one to keep. From any thread."""
+        if self._path is None:
+            return
+        try:
+            status.write(self._path, self.status())
+        except OSError as exc:
+            if not self._warned:
+                self._warned = True
+                _log.warning("%s: cannot be written (%s); ft-run sees less", self._path, exc)
+
+
+def own_path(path: Path | None, environ: Mapping[str, str]) -> Path | None:
+    """Below one ft-run, torchrun starts several ranks: each but the first has a file of its own."""
+    local = environ.get("LOCAL_RANK", "0")
+    if path is None or local == "0" or "TORCHELASTIC_RUN_ID" not in environ:
+        return path
+    return path.with_name(f"{path.name}.{local}")

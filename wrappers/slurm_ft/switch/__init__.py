@@ -1,0 +1,1 @@
+"""Pipeline switch: warm ranks go on with the next task's parameters."""

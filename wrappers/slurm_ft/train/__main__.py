@@ -1,0 +1,31 @@
+"""``python -m slurm_ft.train``: exit codes 0 trained, 1 failed, 2 usage, or the session's own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from slurm_ext.domain.errors import ConfigError, SlurmExtError
+from slurm_ft.train.options import parse
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Parse, train, and say an error of ours in one line."""
+    environ = os.environ if environ is None else environ
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, environ)
+        from slurm_ft.train.program import train  # torch: after the usage is known to be right
+
+        train(options, environ)
+    except ConfigError as exc:
+        print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
+        return 2
+    except SlurmExtError as exc:
+        print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

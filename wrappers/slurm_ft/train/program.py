@@ -1,0 +1,177 @@
+"""The training loop under a session: restore, steps with safe points, result.
+
+This is also the example of how a program uses the session: everything that makes a job come back
+is in the ``with`` block below.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+import torch.distributed as dist
+
+import slurm_ft
+from slurm_ext.domain.errors import ConfigError
+from slurm_ft.train.layout import Layout, resolve_layout
+from slurm_ft.train.options import Options
+from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
+from slurm_ft.train.results import part_name, write_manifest, write_part
+from slurm_ft.train.trainer import Trainer
+
+
+def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
+    """Run a task to its end; returns its metrics. Leaves by SystemExit where the job is paused
+    or preempted."""
+    fix_workspace()
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    with joined(environ, options.device) as ranks:
+        task = options.task
+        layout = resolve_layout(
+            environ, options.wish, world=ranks.world, global_batch=task.global_batch
+        )
+        prepare_device(layout, ranks.device)
+        say = _sayer(ranks)
+        say(
+            f"{task.name}: {task.model}, {ranks.world} ranks on {ranks.device.type}: "
+            f"{layout.local_batch} samples x {layout.gpus} x {layout.accumulation}, "
+            f"{layout.stages} stages, {layout.precision}, frozen {task.frozen}"
+        )
+        trainer = Trainer(task, layout, ranks)
+        with slurm_ft.session(
+            state={"task": trainer.state},
+            total_steps=task.steps,
+            total_samples=task.steps * task.global_batch,
+            checkpoint=options.checkpoint,
+        ) as ft:
+            done = ft.restore()
+            _check_position(done, ft.position, layout)
+            if done:
+                say(f"goes on after step {done}")
+            with _Records(options, ranks, ft.attempt) as records:
+                while done < task.steps:
+                    began = time.perf_counter()
+                    made = trainer.step(done + 1, options.emulate_step_s)
+                    done += 1
+                    wanted = options.loss_log is not None or done % options.log_every == 0
+                    loss = trainer.mean_loss(made) if wanted else None
+                    records.step(done, loss, time.perf_counter() - began, made.compute_s)
+                    if loss is not None and done % options.log_every == 0:
+                        say(f"step {done} loss {loss:.6f}")
+                    ft.step(
+                        done,
+                        samples=layout.global_batch,
+                        position={"samples": done * layout.global_batch},
+                        compute_s=made.compute_s,
+                    )
+            if options.checkpoint != "none" and ft.last_saved_step != done:
+                ft.save(done)
+            metrics = trainer.evaluate()
+        _finish(trainer, done, metrics, say)
+        return metrics
+
+
+def _check_position(done: int, position: Mapping[str, Any] | None, layout: Layout) -> None:
+    """Samples are counted by steps: another global batch would leave some out, or repeat them."""
+    samples = (position or {}).get("samples")
+    if done and samples != done * layout.global_batch:
+        raise ConfigError(
+            f"global_batch={layout.global_batch}",
+            f"the checkpoint has {samples} samples after {done} steps",
+            "go on with the global batch that it was made with",
+        )
+
+
+def _finish(trainer: Trainer, step: int, metrics: Mapping[str, float], say: Any) -> None:
+    """Write the result and say whether it keeps its target."""
+    task, layout, ranks = trainer.task, trainer.layout, trainer.ranks
+    said = " ".join(f"{name}={value:.6f}" for name, value in metrics.items())
+    if task.quality is None:
+        say(f"result after step {step}: {said}")
+    else:
+        kept = task.quality.kept(metrics[task.quality.metric])
+        say(f"result after step {step}: {said}; {task.quality} {'kept' if kept else 'MISSED'}")
+    if not task.output:
+        return
+    directory = Path(task.output)
+    replica, stage = layout.place_of(ranks.rank)
+    digest = ""
+    if replica == 0:
+        weights = trainer.state.state_dict()["model"]
+        digest = write_part(directory, stage, layout.stages, weights)
+    digests = [digest] * layout.stages
+    if ranks.group:
+        gathered: list[Any] = [None] * ranks.world
+        dist.all_gather_object(gathered, digest)
+        digests = gathered[: layout.stages]
+    if ranks.rank == 0:
+        named = {part_name(i, layout.stages): value for i, value in enumerate(digests)}
+        path = write_manifest(directory, task, layout, step=step, metrics=metrics, digests=named)
+        say(f"result in {path.parent}")
+
+
+def _sayer(ranks: Ranks) -> Any:
+    def say(text: str) -> None:
+        if ranks.rank == 0:
+            print(text, flush=True)
+
+    return say
+
+
+class _Records:
+    """The files of ``--loss-log`` and ``--timings``, written by rank 0 line by line.
+
+    Appended to: a step that an attempt makes again is there again, and the last line counts.
+    """
+
+    def __init__(self, options: Options, ranks: Ranks, attempt: int) -> None:
+        writer = ranks.rank == 0
+        self._loss = _opened(options.loss_log) if writer else None
+        self._timings = _opened(options.timings) if writer else None
+        self._attempt, self._device = attempt, ranks.device
+        if self._timings is not None:
+            _write(self._timings, _described(ranks.device))
+
+    def __enter__(self) -> _Records:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in (self._loss, self._timings):
+            if file is not None:
+                file.close()
+
+    def step(self, step: int, loss: float | None, wall_s: float, compute_s: float) -> None:
+        """Note one step. The loss is written exactly, as hexadecimal digits."""
+        if self._loss is not None and loss is not None:
+            line: dict[str, Any] = {"step": step, "loss": loss, "hex": loss.hex()}
+            _write(self._loss, {**line, "attempt": self._attempt})
+        if self._timings is not None:
+            line = {"step": step, "at_s": time.time(), "wall_s": wall_s, "compute_s": compute_s}
+            if self._device.type == "cuda":
+                line["memory_bytes"] = torch.cuda.max_memory_allocated(self._device)
+            _write(self._timings, line)
+
+
+def _described(device: torch.device) -> dict[str, Any]:
+    """What the throughput table calls environment and GPU type."""
+    if device.type != "cuda":
+        return {"environment": f"torch-{torch.__version__}", "device": "cpu"}
+    environment = f"torch-{torch.__version__}-cuda-{torch.version.cuda}"
+    return {"environment": environment, "device": torch.cuda.get_device_name(device)}
+
+
+def _opened(path: Path | None) -> TextIO | None:
+    if path is None:
+        return None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return open(path, "a", encoding="ascii")
+
+
+def _write(file: TextIO, line: Mapping[str, Any]) -> None:
+    file.write(json.dumps(line) + "\n")
+    file.flush()
