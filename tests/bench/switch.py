@@ -341,7 +341,8 @@ def compare(label: str, case: Case, repeats: int, folder: Path) -> dict[str, Any
     print(
         f"{label:10} P={case.stages} {case.stage_bytes / 1e6:.0f} MB/stage at"
         f" {case.rate / 1e6:.0f} MB/s  f={case.forward_s * 1e3:.0f}"
-        f" b={case.backward_s * 1e3:.0f} ms M={case.micro_batches} K={case.layers}  out {row['bytes']['overlapped'][0] / 1e6:.0f} MB"
+        f" b={case.backward_s * 1e3:.0f} ms M={case.micro_batches} K={case.layers}"
+        f"  out {row['bytes']['overlapped'][0] / 1e6:.0f} MB"
         f" in {row['bytes']['overlapped'][1] / 1e6:.0f} MB  step {case.ideal_step_s:.2f} s"
         f"  naive {median['naive']:.3f} s overlapped {median['overlapped']:.3f} s"
         f"  ratio {row['ratio']:.2f}",
@@ -392,10 +393,7 @@ def _judge(rows: list[dict[str, Any]]) -> list[str]:
     failed = []
     duplex = {row["stages"]: row for row in rows if row["case"] == "duplex"}
     for row in rows:
-        wanted = {"duplex": # The link is slow enough for its time to count beside hashing and writing on two cores, which are
-# the same bytes in both switches; a load shorter than a step is what prefetching wants.
-STAGE_BYTES, LONG_LOAD_S, SHORT_LOAD_S = 32 << 20, 0.8, 0.35
-DUPLEX_WANTED, "prefetch": PREFETCH_WANTED}.get(row["case"])
+        wanted = {"duplex": DUPLEX_WANTED, "prefetch": PREFETCH_WANTED}.get(row["case"])
         value = row["ratio"]
         if row["case"] == "shared":
             whole = duplex[row["stages"]]
