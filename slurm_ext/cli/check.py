@@ -13,11 +13,15 @@ import re
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from slurm_ext.cli.backend import open_backend
+from slurm_ext.cli.check_requeue import longest_save_s, requeue_questions, victims_of
+from slurm_ext.cli.checkline import Level as Level
+from slurm_ext.cli.checkline import Line as Line
+from slurm_ext.cli.checkline import advice as _advice
+from slurm_ext.cli.checkline import mend as _mend
+from slurm_ext.cli.checkline import ok as _ok
 from slurm_ext.cli.daemon import add_config_options
 from slurm_ext.control.config import Act, Config, load_config
 from slurm_ext.control.files import is_there
@@ -26,6 +30,7 @@ from slurm_ext.control.journal import Journal
 from slurm_ext.control.locks import daemon_lives
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.released import is_released, released_mark
+from slurm_ext.control.spool import Spool
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.request import PLANS
 from slurm_ext.domain.snapshot import Snapshot
@@ -46,40 +51,6 @@ MAX_SKEW_S = 2.0
 _SHARED_FILE_SYSTEMS = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.glusterfs", "cifs", "smb3"}
 )
-
-
-class Level(StrEnum):
-    """How a line came out."""
-
-    OK = "ok"
-    ADVICE = "advice"
-    MEND = "mend"
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line: what was asked, how it came out, what was found and how to mend it."""
-
-    name: str
-    level: Level
-    found: str
-    fix: str = ""
-
-    def __str__(self) -> str:
-        text = f"{self.level.value:<7}{self.name:<22}{self.found}"
-        return f"{text}: {self.fix}" if self.fix else text
-
-
-def _ok(name: str, found: str) -> Line:
-    return Line(name, Level.OK, found)
-
-
-def _mend(name: str, found: str, fix: str) -> Line:
-    return Line(name, Level.MEND, found, fix)
-
-
-def _advice(name: str, found: str, fix: str) -> Line:
-    return Line(name, Level.ADVICE, found, fix)
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -123,11 +94,24 @@ def _slurm(config: Config) -> Iterator[Line]:
     for name, ask in (
         ("rights", lambda: rights(backend.identity())),
         ("queue", lambda: cluster_questions(backend.snapshot(), config)),
+        ("requeueing", lambda: requeueing(slurm, config, backend.snapshot(), runner)),
         ("plugin", lambda: plugin(runner)),
         ("clock", lambda: clock(runner)),
     ):
         yield from _asked(name, ask)
     yield from lua(slurm, config)
+
+
+def requeueing(
+    slurm: SlurmConfig, config: Config, snapshot: Snapshot, runner: CommandRunner
+) -> Iterator[Line]:
+    """Do jobs come back after preemption, in time and with everything saved?"""
+    victims = victims_of(slurm, snapshot.partitions, runner)
+    try:
+        documents = list(Spool(config.spool).read_plans().values())
+    except SourceMissingError:
+        documents = []  # another line tells what is wrong with the spool
+    yield from requeue_questions(slurm, victims, longest_save_s(documents), lifts=config.acting)
 
 
 def _asked(name: str, ask: Callable[[], Iterator[Line]]) -> list[Line]:

@@ -36,6 +36,7 @@ from slurm_ext.cli.measure import (
     split_command,
 )
 from slurm_ext.domain.errors import ConfigError, DataError, SlurmCommandError
+from slurm_ext.domain.spans import counted
 from slurm_ext.domain.walltime import format_walltime
 from slurm_ext.estimate.csvtext import (
     COST_TEMPLATE,
@@ -347,8 +348,8 @@ def worth_text(found: Worth) -> str:
     return (
         f"with {found.gpus} GPUs a thousand samples cost {found.any_gpu_s:.4g} GPU seconds on"
         f" average over what was measured and {found.best_gpu_s:.4g} with a local batch of"
-        f" {best.local_batch} x {best.accumulation}: {found.jobs} job{"s" * (found.jobs > 1)} of {found.job_samples}"
-        " samples pay back what it cost"
+        f" {best.local_batch} x {best.accumulation}: {counted(found.jobs, 'job')} of"
+        f" {found.job_samples} samples pay back what it cost"
     )
 
 

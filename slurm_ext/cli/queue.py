@@ -179,11 +179,13 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace) -> int:
     """Print the table."""
-    chosen_format = args.format or (LONG_FORMAT if args.long else DEFAULT_FORMAT)
+    usual = LONG_FORMAT if args.long else DEFAULT_FORMAT
+    usual = attempts.DEFAULT_FORMAT if args.attempts else usual
+    wanted = usual if args.format is None else args.format
     if args.attempts:
-        of_starts = parse_format(args.format or attempts.DEFAULT_FORMAT, attempts.LETTERS)
+        of_starts = parse_format(wanted, attempts.LETTERS)
     else:
-        pieces = parse_format(chosen_format, LETTERS)
+        pieces = parse_format(wanted, LETTERS)
     spool = load_config(args.config).spool
     try:
         documents = Spool(spool).read_plans()

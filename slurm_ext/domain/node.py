@@ -46,6 +46,7 @@ class Node:
 class Partition:
     """One partition. ``None`` limits are unlimited; ``max_time_s`` in seconds.
 
+    ``grace_s`` is what a preempted job has between SIGTERM and SIGKILL.
     ``qos`` names the partition's own QOS, whose limits hold beside those of the job's QOS.
     """
 
@@ -56,6 +57,7 @@ class Partition:
     max_nodes: int | None = None
     priority_tier: int = 1
     preempt_mode: str = "OFF"
+    grace_s: float = 0.0
     default: bool = False
     qos: str = ""
 

@@ -29,6 +29,9 @@ from slurm_ext.policy.placement import Request, Seating, TopologyRule, seat
 from slurm_ext.policy.queue import Field, fields, present_candidate, request_for
 from slurm_ext.policy.telling import leave
 
+# Two durations nearer than this are equal (floating point).
+_INSTANT_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Contender:
@@ -82,14 +85,28 @@ class Arrangement:
     unseated: tuple[str, ...]
 
 
-def contenders(view: View, part: Field, now: float) -> list[Contender]:
-    """The waiting jobs of a field and those running in it that may be stopped."""
+def contenders(view: View, part: Field, now: float, *, quantum: bool = True) -> list[Contender]:
+    """The waiting jobs of a field and those running in it that may be stopped.
+
+    With ``quantum`` a running job may be stopped only once it has run for longer than a stop costs
+    it (saving, waiting, starting again). Rules that charge nothing for a stop would else stop jobs
+    for ever before they have done any work, since each stop is an event that they react to; so at
+    least half of the time that a job holds GPUs is work. Intervals of minutes are longer than that.
+    """
     found = []
     for job in part.jobs:
         fact = view.facts[job.job_id]
         present = present_candidate(job, fact)
         found.append(Contender(job, fact, present, present.remaining_s.value, {}))
-    return [*found, *stoppable(view, part, now)]
+    running = stoppable(view, part, now)
+    return [*found, *(c for c in running if not quantum or _has_run(c, now))]
+
+
+def _has_run(item: Contender, now: float) -> bool:
+    """Whether it has run for longer than a stop costs. While it starts up, what a stop would cost
+    grows with it, so that the comparison must not turn on rounding."""
+    since = item.job.start_s
+    return since is None or now - since > item.restart_s + _INSTANT_S
 
 
 def stoppable(view: View, part: Field, now: float) -> Iterator[Contender]:
@@ -287,7 +304,8 @@ class PreemptiveSrtf:
     def __call__(self, view: View, now: float) -> Plan:
         decisions: dict[str, Decision] = {}
         for part in fields(view):
-            everyone = contenders(view, part, now)
+            # Remaining time only falls while a job runs, so that it needs no quantum.
+            everyone = contenders(view, part, now, quantum=False)
             ranked = sorted(everyone, key=self._rank)
             wanted, rest = by_count(ranked, total_gpus(part, everyone))
             done = arrange(view, part, wanted, rest)

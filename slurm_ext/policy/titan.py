@@ -31,16 +31,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, takewhile
 
-from slurm_ext.domain.configuration import Candidate, Configuration
+from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Decision, Plan, SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import JobFacts, View
 from slurm_ext.optimize.explain import why_not
 from slurm_ext.optimize.objective import (
-    MIN_REMAINING_S,
-    Choice,
     Demand,
     Scored,
     Weights,
@@ -60,28 +57,33 @@ from slurm_ext.optimize.solve import allocate, allocate_pools
 from slurm_ext.policy.growth import Grown, Growth, give_way, growths
 from slurm_ext.policy.growth import requests as growth_requests
 from slurm_ext.policy.merged import alone, bind, rides, unbind, worthwhile
+from slurm_ext.policy.opened import (
+    Open,
+    Start,
+    firm,
+    gpus_on_nodes,
+    in_line,
+    narrowed,
+    only_behind,
+)
 from slurm_ext.policy.placement import Seating, TopologyRule, seat
 from slurm_ext.policy.preemptive import released
 from slurm_ext.policy.queue import (
     Field,
-    Waiting,
     fields,
     forecast,
-    present_candidate,
     request_for,
     running_releases,
-    shadow,
     shape_of,
 )
-from slurm_ext.policy.telling import carried, leave, left_to_slurm, started, waits, worth_per_gpu
+from slurm_ext.policy.shortlist import front, seats_for, standing, ways
+from slurm_ext.policy.telling import carried, leave, left_to_slurm, started, waits
 from slurm_ext.policy.worth import Way, worth_solving
 
 # A start that failed is planned again after this many times the patience.
 STUCK_FOR = 10.0
 # Reasons by comparison cost a solve each: they are worked out for this many jobs per field.
 COMPARED = 8
-# Where a job past the waiting limit blocks the others, so many jobs are looked at (see `_front`).
-DEPTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,59 +113,6 @@ class TitanConfig:
 GROWING = TitanConfig(weights=Weights(start=1.0, patience_s=3600.0), growth=0.3)
 
 
-@dataclass(slots=True)
-class _Open:
-    """What may still be chosen for one job: candidates are only ever removed."""
-
-    job: Job
-    fact: JobFacts
-    now: float
-    planned: Configuration | None
-    candidates: list[Candidate]
-    wanted_since_s: float | None = None
-    stuck: bool = False
-
-    @property
-    def demand(self) -> Demand:
-        """The job as the objective sees it."""
-        deadline = self.fact.deadline_s
-        return Demand(
-            key=self.job.job_id,
-            choices=tuple(
-                Choice(
-                    gpus=c.gpus,
-                    remaining_s=c.remaining_s.value,
-                    planned=c.configuration == self.planned,
-                    pool=self.fact.pool,
-                )
-                for c in self.candidates
-            ),
-            waited_s=max(0.0, self.now - self.fact.waiting_since_s),
-            weight=self.fact.weight,
-            deadline_in_s=None if deadline is None else deadline - self.now,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """A job that starts now, with the candidate, its seats and the terms that chose it."""
-
-    open: _Open
-    candidate: Candidate
-    nodes: tuple[str, ...]
-    terms: tuple[Term, ...]
-    overdue: bool = False
-
-    @property
-    def key(self) -> str:
-        return self.open.job.job_id
-
-    @property
-    def served(self) -> tuple[str, ...]:
-        """Itself, and whoever rides on it."""
-        return self.candidate.job_ids if len(self.candidate.job_ids) > 1 else (self.key,)
-
-
 def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
     free = {node.name: node.gpus_free for node in part.nodes}
     members = {key: [n for n in view.pools[key] if n in free] for key in part.pools}
@@ -184,6 +133,10 @@ class TitanPolicy:
     def preemptive(self) -> bool:
         """Whether running jobs may be stopped (and started anew on more GPUs)."""
         return self.config.growth is not None
+
+    def standing(self, job: Job, fact: JobFacts) -> float | None:
+        """See `slurm_ext.domain.policy.Policy`."""
+        return standing(fact, self.config.weights)
 
     def __call__(self, view: View, now: float) -> Plan:
         decisions: dict[str, Decision] = {}
@@ -209,28 +162,31 @@ class TitanPolicy:
         now: float,
         decisions: dict[str, Decision],
         solves: list[SolveInfo],
-    ) -> list[_Start]:
+    ) -> list[Start]:
         previous = view.previous.decisions if view.previous is not None else {}
         opens = []
-        for job in part.jobs if view.alike is None else self._front(view, part, now):
+        config = self.config
+        for job in front(view, part, now, config.waiting_limit_s, config.max_rounds):
             fact, last = view.facts[job.job_id], previous.get(job.job_id)
-            item = _Open(job, fact, now, None, list(fact.candidates))
+            item = Open(job, fact, now, None, list(fact.candidates))
             if last is not None:
                 self._remember(item, last, view.carried_out)
             opens.append(item)
-        gpus = sum(node.gpus for node in part.nodes)
-        keep = worthwhile({o.job.job_id: o.candidates for o in opens}, len(part.jobs), gpus)
-        for item in opens:
-            item.candidates = keep.get(item.job.job_id, item.candidates)
+        mergeable = {o.job.job_id: o.candidates for o in opens if o.mergeable}
+        if mergeable:
+            gpus = sum(node.gpus for node in part.nodes)
+            keep = worthwhile(mergeable, len(part.jobs), gpus)
+            for item in opens:
+                item.candidates = keep.get(item.job.job_id, item.candidates)
         names = frozenset(node.name for node in part.nodes)
         releases = running_releases(view, names, now)
 
         starts, blocked = self._start_overdue(view, part, opens, now)
-        room = part.less(_gpus_on_nodes(starts))
+        room = part.less(gpus_on_nodes(starts))
         done = {key for s in starts for key in s.served}
         rest = [o for o in opens if o.job.job_id not in done and o is not blocked and not o.stuck]
         if blocked is not None:
-            _only_behind(blocked, rest, room.gpus_free, starts, releases, now)
+            only_behind(blocked, rest, room.gpus_free, starts, releases, now)
         against: Mapping[str, Term] = {}
         growing: list[Growth] = []
         grown: list[Grown] = []
@@ -244,37 +200,7 @@ class TitanPolicy:
         self._write(part, waiting, starts, grown, blocked, against, releases, now, decisions)
         return starts
 
-    def _front(self, view: View, part: Field, now: float) -> list[Job]:
-        """Of a queue that is sorted already, the jobs that can matter to this decision.
-
-        Exact while nobody is past the waiting limit: of jobs with one candidate and of one size
-        those of the highest standing, and some more for those that find no seat. Behind a job that
-        blocks the others, what ends in time counts and not what is worth most: there the first
-        ``DEPTH`` of each size and the ``DEPTH`` shortest are looked at.
-        """
-        free = part.gpus_free
-        late = self._late(part, now, free + 1)
-        found = {job.job_id: job for job in late}
-        again = view.previous.decisions if view.previous is not None else {}
-        if any(d.verdict is Verdict.START and d.job_id in view.facts for d in again.values()):
-            found |= {job.job_id: job for job in part.jobs if job.job_id in again}
-        for pool in part.pools:
-            found |= {job.job_id: job for job in (view.apart or {}).get(pool, ())}
-            for gpus, jobs in (view.alike or {}).get(pool, {}).items():
-                if gpus <= free:
-                    most = DEPTH if late else free // gpus + self.config.max_rounds
-                    found |= {job.job_id: job for job in jobs[:most]}
-            if late and view.shortest is not None:
-                found |= {job.job_id: job for job in view.shortest.get(pool, ())[:DEPTH]}
-        return sorted(found.values(), key=lambda job: (job.submit_s, job.base_id))
-
-    def _late(self, part: Field, now: float, most: int) -> list[Job]:
-        """The first jobs past the waiting limit: beyond the GPUs there are, nobody can start."""
-        limit_s = self.config.waiting_limit_s
-        late = takewhile(lambda job: now - job.submit_s > limit_s, part.jobs)
-        return list(islice(late, most))
-
-    def _remember(self, item: _Open, last: Decision, carried_out: bool) -> None:
+    def _remember(self, item: Open, last: Decision, carried_out: bool) -> None:
         """What the last plan wanted of the job, and whether Slurm has failed to do it."""
         since, patience = last.wanted_since_s, self.config.start_patience_s
         if last.verdict is Verdict.START:
@@ -290,8 +216,8 @@ class TitanPolicy:
             item.wanted_since_s = since
 
     def _start_overdue(
-        self, view: View, part: Field, opens: Sequence[_Open], now: float
-    ) -> tuple[list[_Start], _Open | None]:
+        self, view: View, part: Field, opens: Sequence[Open], now: float
+    ) -> tuple[list[Start], Open | None]:
         """Start jobs past the waiting limit by age; the first that does not fit blocks the rest."""
         overdue = sorted(
             (
@@ -302,14 +228,14 @@ class TitanPolicy:
             key=lambda o: (o.fact.waiting_since_s, o.job.base_id, o.job.job_id),
         )
         words = (Term("overdue", 1.0, "past the waiting limit: ordered by age"),)
-        starts: list[_Start] = []
+        starts: list[Start] = []
         for item in overdue:
-            room = part.less(_gpus_on_nodes(starts))
+            room = part.less(gpus_on_nodes(starts))
             own = alone(item.candidates)
             for candidate in sorted(own, key=lambda c: (c.remaining_s.value, c.gpus)):
                 nodes = self._seat(view, room, [(item, candidate)]).seats.get(item.job.job_id)
                 if nodes is not None:
-                    starts.append(_Start(item, candidate, nodes, words, overdue=True))
+                    starts.append(Start(item, candidate, nodes, words, overdue=True))
                     break
             else:
                 return starts, item
@@ -321,7 +247,7 @@ class TitanPolicy:
         self,
         view: View,
         part: Field,
-        chosen: Sequence[tuple[_Open, Candidate]],
+        chosen: Sequence[tuple[Open, Candidate]],
         grow: Sequence[tuple[Growth, int]] = (),
     ) -> Seating:
         requests = [request_for(o.job, c, view.pools[o.fact.pool]) for o, c in chosen]
@@ -331,12 +257,10 @@ class TitanPolicy:
         return seat(requests, part.nodes, view.snapshot.topology, self.config.topology)
 
     def _solve(
-        self, view: View, part: Field, items: Sequence[Item], live: Sequence[_Open]
+        self, view: View, part: Field, items: Sequence[Item], live: Sequence[Open]
     ) -> Solution:
         """The best choice; of jobs that may be merged, each is told its own part of it."""
-        offers = {
-            o.job.job_id: o.candidates for o in live if len(alone(o.candidates)) < len(o.candidates)
-        }
+        offers = {o.job.job_id: o.candidates for o in live if o.mergeable}
         if not offers:
             return self._solve_items(view, part, items)
         bound = bind(items, offers, part.gpus_free)
@@ -352,7 +276,7 @@ class TitanPolicy:
         self,
         view: View,
         part: Field,
-        live: Sequence[_Open],
+        live: Sequence[Open],
         demands: Sequence[Demand],
         growing: Sequence[Growth] = (),
     ) -> tuple[Solution, Scored]:
@@ -372,7 +296,7 @@ class TitanPolicy:
         }
         if all(free.chosen.get(key) == index for key, index in kept.items()):
             return free, scored
-        held = self._solve(view, part, _firm(items, kept), _only(live, kept))
+        held = self._solve(view, part, firm(items, kept), narrowed(live, kept))
         if any(key not in held.chosen for key in kept):
             return free, scored  # the last plan does not fit any more
         value = value_of(items, chosen := {k: kept.get(k, i) for k, i in held.chosen.items()})
@@ -390,8 +314,8 @@ class TitanPolicy:
         return solution, scored
 
     def _allocate(
-        self, view: View, part: Field, rest: Sequence[_Open], growing: Sequence[Growth]
-    ) -> tuple[list[_Start], list[Grown], SolveInfo, dict[str, Term]]:
+        self, view: View, part: Field, rest: Sequence[Open], growing: Sequence[Growth]
+    ) -> tuple[list[Start], list[Grown], SolveInfo, dict[str, Term]]:
         """Solve and seat; drop candidates that find no seat and solve again.
 
         A candidate that was dropped may find a seat beside what was chosen in the end: what is
@@ -406,7 +330,7 @@ class TitanPolicy:
             # finds a seat, no running job may lose its place.
             growing = growing if attempt <= self.config.max_rounds // 2 else ()
             live = [o for o in rest if o.candidates]
-            if view.brief:
+            if view.brief or seats:
                 live = worth_solving(live, part.gpus_free, self._ways, seats)
             demands = {o.job.job_id: o.demand for o in live}
             solution, scored = self._solve_keeping(
@@ -422,14 +346,15 @@ class TitanPolicy:
             if grow:
                 growing = give_way(growing, grow, seating.unseated)
                 continue
-            if view.brief:
-                self._count_seats(view, part, pairs, seating, seats)
             for key in seating.unseated:
                 lost = by_id[key].candidates[chosen[key]]
+                shape = shape_of(by_id[key].job, by_id[key].fact, lost)
+                if shape not in seats:
+                    seats[shape] = seats_for(view, part, by_id[key], lost, self.config.topology)
                 for other in {key, *lost.job_ids} & by_id.keys():
                     by_id[other].candidates.remove(lost)
         starts = [
-            _Start(
+            Start(
                 open=by_id[key],
                 candidate=by_id[key].candidates[index],
                 nodes=seating.seats[key],
@@ -455,7 +380,7 @@ class TitanPolicy:
         )
         against = {} if view.brief else _reasons(part, live, scored, solution)
         if attempt > 1 and starts and not growing:
-            left = part.less(_gpus_on_nodes(starts))
+            left = part.less(gpus_on_nodes(starts))
             served = {key for s in starts for key in s.served}
             others = [o for o in rest if o.job.job_id not in served]
             for item in others:
@@ -465,64 +390,18 @@ class TitanPolicy:
                 return [*starts, *more], grown, info, {**against, **more_against}
         return starts, grown, info, against
 
-    def _count_seats(
-        self,
-        view: View,
-        part: Field,
-        chosen: Sequence[tuple[_Open, Candidate]],
-        seating: Seating,
-        seats: dict[Hashable, int],
-    ) -> None:
-        """Of each shape that found no seat, how many there would be room for and nothing else."""
-        for item, candidate in chosen:
-            shape = shape_of(item.job, item.fact, candidate)
-            if item.job.job_id not in seating.unseated or shape in seats:
-                continue
-            request = request_for(item.job, candidate, view.pools[item.fact.pool])
-            copies = range(part.gpus_free // candidate.gpus)
-            same = [replace(request, job_id=str(copy)) for copy in copies]
-            found = seat(same, part.nodes, view.snapshot.topology, self.config.topology)
-            seats[shape] = len(found.seats)
-
-    def _ways(self, item: _Open) -> Sequence[Way] | None:
-        """What an undistinguished job is worth on each count, as the objective has it."""
-        fact, weights = item.fact, self.config.weights
-        if item.planned is not None or fact.weight != 1.0 or fact.deadline_s is not None:
-            return None
-        if any(len(c.job_ids) > 1 for c in item.candidates):
-            return None
-        waited_s = max(0.0, item.now - fact.waiting_since_s)
-        waiting = weights.waiting * waited_s / weights.patience_s**2
-        if weights.start:
-            smallest = min(item.candidates, key=lambda c: (c.gpus, c.remaining_s.value))
-            waiting += weights.start / max(smallest.remaining_s.value, MIN_REMAINING_S)
-        return [
-            Way(
-                c.gpus,
-                shape_of(item.job, fact, c),
-                weights.progress / max(c.remaining_s.value, MIN_REMAINING_S) + waiting,
-            )
-            for c in item.candidates
-        ]
-
-    def standing(self, job: Job, fact: JobFacts) -> float | None:
-        """What a job with one candidate is worth, but for what all of them gain by the hour."""
-        if len(fact.candidates) != 1 or fact.weight != 1.0 or fact.deadline_s is not None:
-            return None
-        weights = self.config.weights
-        left_s = max(fact.candidates[0].remaining_s.value, MIN_REMAINING_S)
-        worth = (weights.progress + weights.start) / left_s
-        return worth - weights.waiting * fact.waiting_since_s / weights.patience_s**2
+    def _ways(self, item: Open) -> Sequence[Way] | None:
+        return ways(item, self.config.weights)
 
     # -- the plan ----------------------------------------------------------------------------
 
     def _write(
         self,
         part: Field,
-        opens: Sequence[_Open],
-        starts: Sequence[_Start],
+        opens: Sequence[Open],
+        starts: Sequence[Start],
         grown: Sequence[Grown],
-        blocked: _Open | None,
+        blocked: Open | None,
         against: Mapping[str, Term],
         releases: Sequence[tuple[float, int]],
         now: float,
@@ -544,7 +423,7 @@ class TitanPolicy:
             if key in carriers:
                 decisions[key] = carried(rider.job, rider.fact, carriers[key].key, len(decisions))
         stuck = {o.job.job_id: o for o in opens if o.stuck}
-        rows = _in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
+        rows = in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
         soon = [
             *releases,
             *((now + s.candidate.remaining_s.value, s.candidate.gpus) for s in starts),
@@ -571,7 +450,7 @@ def _with_reason(decision: Decision, against: Mapping[str, Term]) -> Decision:
 
 
 def _reasons(
-    part: Field, live: Sequence[_Open], scored: Scored, solution: Solution
+    part: Field, live: Sequence[Open], scored: Scored, solution: Solution
 ) -> dict[str, Term]:
     """For the first few jobs, the term that decided against the next larger count."""
     if len(part.pools) > 1:
@@ -591,84 +470,3 @@ def _reasons(
             loss = sum(other.terms.values())
             found[key] = Term(f"not {wanted} GPUs: {other.decisive}", loss, other.words)
     return found
-
-
-def _only(live: Sequence[_Open], kept: Mapping[str, int]) -> list[_Open]:
-    """The jobs as `_firm` leaves them: a kept one has its kept candidate only."""
-    return [
-        replace(o, candidates=[o.candidates[kept[o.job.job_id]]]) if o.job.job_id in kept else o
-        for o in live
-    ]
-
-
-def _firm(items: Sequence[Item], kept: Mapping[str, int]) -> list[Item]:
-    """Items in which a kept job has its kept option only, worth more than all others together."""
-    extra = 1.0 + sum(max((o.value for o in item.options), default=0.0) for item in items)
-    firm = []
-    for item in items:
-        if item.key in kept:
-            option = item.options[kept[item.key]]
-            item = Item(item.key, (replace(option, value=option.value + extra),))
-        firm.append(item)
-    return firm
-
-
-def _gpus_on_nodes(starts: Sequence[_Start]) -> dict[str, int]:
-    taken: dict[str, int] = {}
-    for start in starts:
-        shares = sorted(start.candidate.configuration.placement, reverse=True)
-        for name, share in zip(start.nodes, shares, strict=True):
-            taken[name] = taken.get(name, 0) + share
-    return taken
-
-
-def _only_behind(
-    blocked: _Open,
-    rest: Sequence[_Open],
-    room: int,
-    starts: Sequence[_Start],
-    releases: Sequence[tuple[float, int]],
-    now: float,
-) -> None:
-    """Leave only candidates that do not delay the blocked job (EASY's rule)."""
-    need = present_candidate(blocked.job, blocked.fact).gpus
-    soon = [*releases, *((now + s.candidate.remaining_s.high, s.candidate.gpus) for s in starts)]
-    when, spare = shadow(need, room, soon, now)
-    # What ends in time delays nobody; what runs longer shares the GPUs that are left over then,
-    # the most valuable per GPU first.
-    by_worth = sorted(
-        (o for o in rest if o.candidates),
-        key=lambda o: (-max(worth_per_gpu(c, o.fact) for c in o.candidates), o.job.job_id),
-    )
-    for item in by_worth:
-        long = [c for c in item.candidates if now + c.remaining_s.high > when]
-        kept = [c for c in long if c.gpus <= spare]
-        spare -= max((c.gpus for c in kept), default=0)
-        item.candidates = [c for c in item.candidates if c not in long or c in kept]
-
-
-def _in_line(
-    opens: Sequence[_Open], blocked: _Open | None, part: Field
-) -> list[tuple[Waiting, JobFacts]]:
-    """Jobs that do not start now, best value per GPU first; the blocked one before all.
-
-    Each is shown with the largest count within an equal share of the field: the one it would
-    probably get.
-    """
-    total = sum(node.gpus for node in part.nodes if node.available)
-    share = max(1, total // max(1, len(opens)))
-    rows = []
-    for item in opens:
-        own = alone(item.fact.candidates)
-        fair = [c for c in own if c.gpus <= share]
-        candidate = (
-            max(fair, key=lambda c: (c.gpus, -c.remaining_s.value))
-            if fair
-            else min(own, key=lambda c: (c.gpus, c.remaining_s.value))
-        )
-        worth = worth_per_gpu(candidate, item.fact)
-        rows.append(
-            (item is not blocked, -worth, item.job.base_id, item.job.job_id, item, candidate)
-        )
-    rows.sort(key=lambda r: r[:4])
-    return [(Waiting(item.job, candidate), item.fact) for *_, item, candidate in rows]

@@ -19,20 +19,22 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from slurm_ext.domain.configuration import Configuration
 from slurm_ext.domain.node import Partition
 from slurm_ext.domain.plan import Decision, Plan, Verdict
-from slurm_ext.domain.policy import JobFacts, Policy, View
+from slurm_ext.domain.policy import Policy, View
 from slurm_ext.policy.placement import Request, seat
 from slurm_ext.sim.attempt import Attempt, Progress, attempt
 from slurm_ext.sim.costs import Costs
 from slurm_ext.sim.hardware import PARTITION, Hardware
-from slurm_ext.sim.merging import Merging, offer
+from slurm_ext.sim.merging import Merging
 from slurm_ext.sim.model import Run, Schedule, SimJob, SimulationError
 from slurm_ext.sim.outages import Outage
+from slurm_ext.sim.rides import Rides
 from slurm_ext.sim.views import Picture, Restarts, Rows
+from slurm_ext.sim.warm import Warm
 
 __all__ = [
     "PARTITION",
@@ -120,10 +122,7 @@ class _Replay:
         # Without it, or where somebody reads the plan, a policy looks at the whole queue.
         ranked = brief and merging is None
         self._rows = Rows(standing=getattr(policy, "standing", None) if ranked else None)
-        self._merging = merging
-        self._offered: dict[tuple[str, str], SimJob] = {}
-        self._riding: dict[str, _Ride] = {}
-        self._alone: set[str] = set()
+        self._rides = None if merging is None else Rides(merging)
         self._live: dict[str, Attempt] = {}
         self._stopping: dict[str, str] = {}
         self._expected: dict[str, float] = {}
@@ -135,7 +134,7 @@ class _Replay:
             job.job_id: min((c.gpus for c in job.candidates), default=job.gpus) for job in jobs
         }
         self._free_gpus = self._gpus
-        self._warm: dict[str, list[tuple[float, str, int]]] = {}
+        self._warm = Warm(costs)
         self._done: list[list[Run]] = [[] for _ in jobs]
         self._finished = 0
         self._previous: Plan | None = None
@@ -278,11 +277,8 @@ class _Replay:
         self._done[place].append(live.run(now, cause, kept))
         if cause == "done":
             self._finished += 1
-            if key in self._riding:
-                self._arrive(live.job, self._riding.pop(key), now)
-        if live.job.model and self._costs.pipeline_switch_s is not None:
-            for name, gpus in live.seats.items():
-                self._warm.setdefault(name, []).append((now, live.job.model, gpus))
+            self._arrive(key, now)
+        self._warm.leave(live.job, live.seats, now)
         epilog = self._costs.overhead.epilog_s if cause != "outage" else 0.0
         if epilog:
             self._rows.complete(key, now + epilog)
@@ -297,29 +293,18 @@ class _Replay:
         else:
             self._wait(live.job, place, now)
 
-    def _arrive(self, carrier: SimJob, ride: _Ride, now: float) -> None:
+    def _arrive(self, carrier: str, now: float) -> None:
         """A merged run is over, and with it the job that rode on it, if it reached its target."""
-        rider = self._jobs[ride.place]
-        done = self._merging is None or self._merging.reaches_target(carrier.job_id, rider.job_id)
-        self._done[ride.place].append(
-            Run(
-                job_id=rider.job_id,
-                submit_s=rider.submit_s,
-                start_s=ride.start_s,
-                end_s=now,
-                gpus=0,
-                seats={},
-                error_free_s=rider.error_free_s,
-                queued_s=self._queued_s[rider.job_id],
-                share=1.0 if done else 0.0,
-                cause="done" if done else "unmerged",
-            )
-        )
-        if done:
+        arrived = self._rides.end(carrier, now) if self._rides is not None else None
+        if arrived is None:
+            return
+        rider, run = arrived
+        place = self._place[rider.job_id]
+        self._done[place].append(replace(run, queued_s=self._queued_s[rider.job_id]))
+        if run.cause == "done":
             self._finished += 1
         else:
-            self._alone.add(rider.job_id)
-            self._wait(rider, ride.place, now)
+            self._wait(rider, place, now)
 
     def _stopped_at(self, live: Attempt, now: float) -> float:
         told = live.job.job_id in self._stopping
@@ -369,6 +354,9 @@ class _Replay:
             running = {k: v for k, v in self._live.items() if k not in self._stopping}
         queues = dict(rows.queues)
         ranked = rows.standing is not None
+        fresh = (
+            self._jobs[self._place[key]] for key in rows.facts if not self._progress[key].starts
+        )
         return View(
             snapshot=Picture(
                 now,
@@ -377,7 +365,7 @@ class _Replay:
                 queues,
                 tuple(rows.started.values()),
             ),
-            facts=rows.facts if self._merging is None else self._with_pairs(self._merging),
+            facts=rows.facts if self._rides is None else self._rides.offer(rows.facts, fresh),
             pools=self._pools,
             free_at_s=dict(self._expected),
             previous=self._previous,
@@ -388,24 +376,6 @@ class _Replay:
             alike={pool: dict(sizes) for pool, sizes in rows.alike.items()} if ranked else None,
             apart=dict(rows.apart) if ranked else None,
         )
-
-    def _with_pairs(self, merging: Merging) -> dict[str, JobFacts]:
-        """The facts with a pair's candidates at both of its jobs."""
-        facts = dict(self._rows.facts)
-        self._offered = {}
-        fresh = (
-            self._jobs[self._place[key]]
-            for key in facts
-            if not self._progress[key].starts and key not in self._riding and key not in self._alone
-        )
-        for carrier, rider in merging.pairs(fresh):
-            pair = merging.merged(carrier, rider)
-            if pair is not None:
-                ids = carrier.job_id, rider.job_id
-                self._offered[ids] = pair
-                for key in ids:
-                    facts[key] = offer(facts[key], pair, ids)
-        return facts
 
     def _restarts(self, running: Mapping[str, Attempt], now: float) -> Restarts:
         costs = self._costs
@@ -476,10 +446,9 @@ class _Replay:
         place = self._place[key]
         job = self._jobs[place]
         if rider is not None:
-            pair = self._offered.get((key, rider))
-            if pair is None:
-                raise SimulationError(f"plan merges {rider} into {key}, which was not offered")
-            job = pair
+            if self._rides is None:
+                raise SimulationError(f"plan merges {rider} into {key}; nothing is merged here")
+            job = self._rides.pair(key, rider)
         configuration, true_s = self._own(job, decision)
         seats = self._seats(decision, configuration, self._pool_of[key])
         if seats is None:
@@ -496,17 +465,17 @@ class _Replay:
             now,
             self._queued_s[key],
             self._costs.overhead.launch_s,
-            self._saved_s(job, seats, now),
+            self._warm.take(job, seats, now),
         )
         self._live[key] = live
         self._expected[key] = live.expected_end_s
         self._rows.start(live, place)
         self._no_need(key)
-        if rider is not None:
+        if rider is not None and self._rides is not None:
             at = self._place[rider]
+            self._rides.begin(key, self._jobs[at], now)
             self._rows.ride(self._jobs[at], at)
             self._no_need(rider)
-            self._riding[key] = _Ride(at, now)
             # From here on the two are one job, which may be stopped and started again.
             self._jobs[place] = job
         self._push(live.end_s, _END, place, live.serial)
@@ -533,33 +502,6 @@ class _Replay:
         if chosen is None:
             return None
         return dict(zip(chosen, sorted(configuration.placement, reverse=True), strict=True))
-
-    def _saved_s(self, job: SimJob, seats: Mapping[str, int], now: float) -> float:
-        """What a pipeline switch spares: ranks of the same model are still loaded on the GPUs."""
-        warm_s = self._costs.warm_s(job.model, job.gpu_type)
-        found = True
-        for name, gpus in seats.items():
-            kept = [
-                item for item in self._warm.pop(name, ()) if now - item[0] <= self._costs.warm_for_s
-            ]
-            found = found and sum(n for _, model, n in kept if model == job.model) >= gpus
-            # Whoever starts here now takes the place of what was loaded, oldest first.
-            taken = gpus
-            for at, model, n in sorted(kept, key=lambda item: (item[1] != job.model, item[0])):
-                if n > taken:
-                    self._warm.setdefault(name, []).append((at, model, n - taken))
-                taken = max(0, taken - n)
-        if warm_s is None or not found:
-            return 0.0
-        return max(0.0, job.cold_s - warm_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Ride:
-    """A job that is trained along by another one, since when."""
-
-    place: int
-    start_s: float
 
 
 _ACTED_ON = frozenset({Verdict.START, Verdict.STOP})

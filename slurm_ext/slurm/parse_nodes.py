@@ -106,6 +106,7 @@ def parse_partition(line: str) -> Partition:
         max_nodes=_number(found.get("MaxNodes", "")),
         priority_tier=_number(found.get("PriorityTier", "")) or 1,
         preempt_mode=found.get("PreemptMode", "OFF"),
+        grace_s=float(_number(found.get("GraceTime", "")) or 0),
         default=found.get("Default") == "YES",
         qos="" if found.get("QoS", "") in _NONE else found["QoS"],
     )

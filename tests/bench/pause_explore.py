@@ -6,7 +6,7 @@ stuck for ever; each rank, the controller and the store may die at any moment; a
 off from the store, may fail to release or to restore, and may be interrupted. What is bounded: the
 number of ranks, of writes that travel at the same time and, if wanted, of faults.
 Because timers may fire at any time, what holds here holds for every choice of limits; that the
-limits fit the collective time-out is the subject of pause_rounds.py.
+limits fit the collective time-out is the subject of pause_schedules.py.
 
 A reading is taken at once: entries are written once, so an old reading is what a quicker rank
 would have acted on, and acting late is covered by writes that travel. A timer or an interrupt
@@ -173,6 +173,7 @@ class Explorer:
         self._rank_cache: dict[tuple[int, int, int, bool], tuple[Move, ...]] = {}
         self._controller_cache: dict[tuple[int, int, int], tuple[Move, ...]] = {}
         self._arrive_cache: dict[tuple[int, int], tuple[int, str]] = {}
+        self._live_cache: dict[tuple[int, int], int] = {}
         self._check_cache: dict[tuple[int, ...], str] = {}
         self._permuted: dict[tuple[str, int, int], int] = {}
         self._orders = [tuple(order) for order in permutations(range(size))]
@@ -209,7 +210,7 @@ class Explorer:
                     if not left:
                         continue
                     raw = (*raw[:_FAULTS], left - 1, *raw[_RANKS:])
-                after = self._canonical(raw)
+                after = raw if raw in seen else self._canonical(raw)
                 if complaint or after not in seen:
                     complaint = complaint or self._check(after)
                     if complaint:
@@ -396,9 +397,7 @@ class Explorer:
                 effects.extend(turn.effects)
             yield name, True, self._controllers.of(state), self._writes(effects), ""
 
-    def _rank_moves(
-        self, number: int, board: int, store: int, ended: bool
-    ) -> tuple[Move, ...]:
+    def _rank_moves(self, number: int, board: int, store: int, ended: bool) -> tuple[Move, ...]:
         key = (number, board, store, ended)
         known = self._rank_cache.get(key)
         if known is None:
@@ -453,9 +452,7 @@ class Explorer:
         gone = () if at is At.STUCK else (self._items.of((Key.GONE, node.member.bit)),)
         return number, gone
 
-    def _event(
-        self, name: str, ordinary: bool, node: Node, board: Board, *events: Event
-    ) -> Move:
+    def _event(self, name: str, ordinary: bool, node: Node, board: Board, *events: Event) -> Move:
         member, effects = node.member, list[Effect]()
         for event in events:
             turn = self.rules.member(member, event)
@@ -514,6 +511,14 @@ class Explorer:
 
     def _live(self, board: int, flight: int) -> int:
         """Without the writes that can no longer change anything."""
+        if not flight:
+            return 0
+        known = self._live_cache.get((board, flight))
+        if known is None:
+            known = self._live_cache[board, flight] = self._live_of(board, flight)
+        return known
+
+    def _live_of(self, board: int, flight: int) -> int:
         found: Board = self._boards.values[board]
         for item in range(flight.bit_length()):
             if flight >> item & 1 and not self._matters(found, self._items.values[item]):

@@ -11,6 +11,8 @@ from tests.unit.site.prose import SITE, forms
 EXAMPLES = SITE / "examples"
 BIN = "/home/alice/bin"
 # Stands for python, torchrun and accelerate: one line for each process that srun starts.
+# What ft-run does has its own tests; here it only takes its options away.
+FT_RUN = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
 STUB = '#!/bin/sh\necho "process $SLURM_PROCID of $SLURM_NTASKS gpus=$CUDA_VISIBLE_DEVICES"\n'
 
 
@@ -20,6 +22,7 @@ def test_every_example_is_resizable_in_the_form_that_its_readme_says_and_runs(cl
     cluster.exec(["mkdir", "-p", BIN], user="alice")
     for name in ("python", "torchrun", "accelerate"):
         cluster.put(f"{BIN}/{name}", STUB, mode=0o755, owner="alice")
+    cluster.put(f"{BIN}/ft-run", FT_RUN, mode=0o755, owner="alice")
     path = f"--export=ALL,PATH={BIN}:/usr/local/bin:/usr/bin:/bin"
     jobs = {
         name: cluster.sbatch((EXAMPLES / name).read_text(), "--output=%j.out", path)

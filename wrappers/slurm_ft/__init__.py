@@ -6,6 +6,7 @@ program starts, does not pay for the session.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,8 +16,9 @@ __all__ = ["Session", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from slurm_ft.session import session as module
-
-    return getattr(module, name)
+    if name == "session":
+        # The package, which can be called: see there.
+        return importlib.import_module("slurm_ft.session")
+    if name == "Session":
+        return importlib.import_module("slurm_ft.session.session").Session
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

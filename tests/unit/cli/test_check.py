@@ -10,12 +10,22 @@ import pytest
 from slurm_ext.cli import check
 from slurm_ext.cli.backend import open_backend
 from slurm_ext.cli.check import Level, cluster_questions, grace, lua, rights, slurm_questions
+from slurm_ext.cli.check_requeue import (
+    Victim,
+    longest_save_s,
+    qos_victims,
+    requeue_questions,
+    victims_of,
+)
 from slurm_ext.control.config import Config
 from slurm_ext.control.heartbeat import beat
 from slurm_ext.control.locks import FileLock, life_lock
+from slurm_ext.domain.document import Truth
 from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.slurm.facts import Identity, SlurmConfig
+from slurm_ext.slurm.parse_nodes import parse_partition
 from tests.fakes.slurm import FakeSlurm
+from tests.unit.cli.spooled import document
 
 GOOD = {
     "prioritytype": "priority/multifactor",
@@ -235,3 +245,112 @@ def test_the_backend_is_the_one_of_the_configuration():
     assert open_backend(Config()).name == "cli"
     with pytest.raises(SourceMissingError):  # no Slurm here, or no pyslurm of its release
         open_backend(Config(backend="pyslurm", command_timeout_s=1))
+
+
+LOW = Victim("of low", frozenset({"requeue"}), 120.0)
+
+
+def requeue(
+    *victims: Victim, save_s: float | None = 10.0, lifts: bool = True, **changes: str
+) -> dict[str, Level]:
+    slurm = SlurmConfig("24.11.5", {**GOOD, "preempttype": "preempt/partition_prio", **changes})
+    lines = requeue_questions(slurm, victims or (LOW,), save_s, lifts=lifts)
+    return {line.name: line.level for line in lines}
+
+
+def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
+    found = requeue()
+    assert set(found.values()) == {Level.OK}
+    assert set(found) == {
+        "JobRequeue",
+        "PreemptMode of low",
+        "GraceTime of low",
+        "KillWait",
+        "requeue delay",
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "victim", "name"),
+    [
+        ({"jobrequeue": "0"}, LOW, "JobRequeue"),
+        ({}, Victim("of low", frozenset({"cancel"}), 120.0), "PreemptMode of low"),
+        ({}, Victim("of low", frozenset({"suspend"}), 0.0), "PreemptMode of low"),
+        ({}, Victim("of low", frozenset({"requeue"}), 0.0), "GraceTime of low"),
+        ({}, Victim("of low", frozenset({"requeue"}), 19.0), "GraceTime of low"),
+        ({"killwait": "15 sec"}, LOW, "KillWait"),
+        ({"authinfo": "cred_expire=5"}, LOW, "requeue delay"),
+    ],
+)
+def test_each_setting_that_loses_work_is_told(changes, victim, name):
+    found = requeue(victim, **changes)
+    assert found[name] is Level.ADVICE
+    assert {n for n, level in found.items() if level is not Level.OK} == {name}
+
+
+def test_preempt_cancel_cluster_the_fix_names_the_mode():
+    """Field case preempt-cancel-cluster: what is cancelled never comes back, --requeue or not."""
+    victim = Victim("of low", frozenset({"cancel"}), 120.0)
+    slurm = SlurmConfig("24.11.5", {**GOOD})
+    (line,) = [
+        line
+        for line in requeue_questions(slurm, [victim], None, lifts=True)
+        if line.name == "PreemptMode of low"
+    ]
+    assert "does not come back" in line.found
+    assert "PreemptMode=REQUEUE" in line.fix
+
+
+def test_without_preemption_and_measured_saves_little_is_asked():
+    assert "GraceTime of low" not in requeue(preempttype="preempt/none")
+    unknown = requeue(Victim("of low", frozenset({"requeue"}), 1.0), save_s=None)
+    assert unknown["GraceTime of low"] is Level.OK  # nobody knows that it is too short
+    assert requeue(lifts=False)["requeue delay"] is Level.ADVICE
+    off = requeue(Victim("of high", frozenset({"off"}), 0.0))
+    assert not [name for name in off if "of high" in name]
+
+
+def test_partitions_and_qos_are_read_as_slurm_prints_them():
+    low = parse_partition(
+        "PartitionName=low Nodes=n[1-2] MaxTime=UNLIMITED PreemptMode=REQUEUE GraceTime=90 State=UP"
+    )
+    assert (low.preempt_mode, low.grace_s) == ("REQUEUE", 90.0)
+    config = SlurmConfig("24.11.5", {**GOOD, "preempttype": "preempt/partition_prio"})
+    asked = Answers("")
+    assert victims_of(config, [low], asked) == [Victim("of low", frozenset({"requeue"}), 90.0)]
+    by_qos = SlurmConfig("24.11.5", {**GOOD, "preempttype": "preempt/qos"})
+    asked = Answers("normal|cluster|00:00:00\nlow|cancel|00:02:00\n")
+    assert victims_of(by_qos, [low], asked) == [
+        Victim("of QOS normal", frozenset({"requeue"}), 0.0),
+        Victim("of QOS low", frozenset({"cancel"}), 120.0),
+    ]
+    with pytest.raises(SourceMissingError, match="columns"):
+        qos_victims("normal|cluster\n", frozenset())
+
+
+def test_the_longest_save_of_running_jobs_counts():
+    def saved(job: int, state: str, save_s: float | None) -> object:
+        return document(job, state=state, truth=Truth(1.0, 0, 1, 1, 1.0, save_s=save_s))
+
+    documents = [
+        saved(1, "RUNNING", 4.0),
+        saved(2, "RUNNING", None),
+        saved(3, "PENDING", 99.0),
+        document(4, state="RUNNING"),
+    ]
+    assert longest_save_s(documents) == 4.0
+    assert longest_save_s([]) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "hold_s"),
+    [
+        ({}, 121.0),
+        ({"authinfo": "cred_expire=5"}, 6.0),
+        ({"authinfo": "socket=/run/munge,cred_expire=300"}, 301.0),
+        ({"authinfo": "cred_expire=soon"}, 121.0),
+        ({"schedulerparameters": "bf_continue,requeue_delay=10"}, 10.0),
+    ],
+)
+def test_how_long_slurm_keeps_a_requeued_job_back(values, hold_s):
+    assert SlurmConfig("24.11.5", values).requeue_hold_s == hold_s

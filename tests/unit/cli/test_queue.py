@@ -200,7 +200,8 @@ PAST = (
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Site:
+def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(time, "time", lambda: MADE_S)
     site = Site(tmp_path)
     site.write(
         document(3, state="RUNNING", present_gpus=8, attempt=2, truth=told(), attempts=PAST),
@@ -214,22 +215,17 @@ def test_the_truth_beside_the_estimate(running: Site, capsys: pytest.CaptureFixt
     waiting, row = lines(capsys)
     assert waiting == "8|-|-|-|1|-|-"
     assert row.split("|")[:6] == ["3", "351.2", "1200/4000", "progress", "3", "node failure"]
-    step, age, _ = row.split("|")[6].split()
-    assert step == "1100"
-    assert "00:01:30" <= age <= "00:02:30"
+    assert row.split("|")[6] == "1100 00:01:30 ago"
     running.run("queue", "-h", "-o", "%F", "-j", "3")
     (end,) = lines(capsys)
-    assert end == moment(MADE_S + 3600, time.time())
+    assert end == moment(MADE_S + 3600, MADE_S)
 
 
 def test_the_long_form_has_every_truth(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert running.run("queue", "--long") == 0
     heading, *rows = lines(capsys)
-    assert (
-        heading.split()
-        == (
-            "JOBID PARTITION USER ST GPUS WORK SAMPLES/S STEP END STARTS LASTEND CHECKPOINT REASON"
-        ).split()
+    assert " ".join(heading.split()) == (
+        "JOBID PARTITION USER ST GPUS WORK SAMPLES/S STEP END STARTS LASTEND CHECKPOINT REASON"
     )
     assert "351.2" in rows[1]
 
@@ -250,8 +246,7 @@ def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str])
     first, second, third = lines(capsys)
     assert first == ("3 0 01:00:00 4 n1 0 700 700 - 85 yes|preempted|Slurm requeues it by itself")
     assert second == "3 1 00:56:20 8 n[1-2] 700 1000 900 00:00:30 - no|node failure|-"
-    assert third.startswith("3 2 00:31:")
-    assert third.endswith("8 n[3-4] 900 - - - - no|-|-")
+    assert third == "3 2 00:31:40 8 n[3-4] 900 - - - - no|-|-"
 
 
 def test_attempts_have_fields_of_their_own(
@@ -259,7 +254,8 @@ def test_attempts_have_fields_of_their_own(
 ) -> None:
     assert running.run("queue", "--attempts") == 0
     assert len(lines(capsys)) == 4
-    assert running.run("queue", "--attempts", "-o", "%T") == 2 or "%T" in capsys.readouterr().err
+    running.run("queue", "--attempts", "-o", "%T")
+    assert "'%T' is not a field" in capsys.readouterr().err
 
 
 def test_json_has_truth_and_attempts(running: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,15 +39,12 @@ class Case:
     outages: tuple[Outage, ...]
 
     def run(self, policy: Policy, jobs: tuple[SimJob, ...] | None = None) -> Schedule:
-        # Where stopping takes time, it is an event of its own: asked at every event, a policy that
-        # charges nothing for a restart may stop jobs for ever. Published ones have an interval.
-        interval_s = 10.0 if getattr(policy, "preemptive", False) else self.interval_s
         return replay(
             self.jobs if jobs is None else jobs,
             self.hardware,
             policy,
             self.costs,
-            interval_s,
+            self.interval_s,
             self.outages,
         )
 

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +32,7 @@ GPUS_PER_NODE = 4
 SBATCH = {
     *("job-name", "time", "output", "comment", "nodes", "ntasks", "ntasks-per-node", "gres"),
     *("gpus", "gpus-per-task", "cpus-per-task", "cpus-per-gpu", "mem-per-gpu"),
+    *("open-mode", "signal"),
 }
 every = pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 
@@ -112,11 +114,18 @@ def run_body(tmp_path: Path) -> RunBody:
     stub = '#!/bin/bash\n{ echo "${0##*/}"; printf "%s\\n" "$@"; } > "$RECORD"\n'
     for name in ("python", "torchrun", "accelerate"):
         (tmp_path / name).write_text(stub)
-    (tmp_path / "srun").write_text('#!/bin/bash\nenv > "$RECORD.env"\nexec "$@"\n')
+    options = 'while [ "${1#-}" != "$1" ]; do shift; done\n'
+    (tmp_path / "srun").write_text(f'#!/bin/bash\nenv > "$RECORD.env"\n{options}exec "$@"\n')
+    # The real parser of ft-run says where the options end.
+    (tmp_path / "ft-run").write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.path[:0] = {sys.path!r}\n"
+        "from slurm_ft.launch.options import parse\n"
+        "command = parse(sys.argv[1:], os.environ).command\nos.execvp(command[0], command)\n"
+    )
     (tmp_path / "scontrol").write_text(
         '#!/bin/bash\n[ "$1 $2" = "show hostnames" ] || exit 1\necho n1\necho n2\n'
     )
-    for name in ("python", "torchrun", "accelerate", "srun", "scontrol"):
+    for name in ("python", "torchrun", "accelerate", "srun", "scontrol", "ft-run"):
         (tmp_path / name).chmod(0o755)
 
     def run(path: Path, environment: dict[str, str]) -> Run:
@@ -144,6 +153,19 @@ def run_body(tmp_path: Path) -> RunBody:
 def test_there_is_one_for_each_way_to_start_ranks():
     names = {path.stem for path in EXAMPLES}
     assert {"rank-per-gpu", "torchrun", "single-node", "lightning", "accelerate"} <= names
+    assert {"mpi", "hooks", "without-plugin"} <= names
+
+
+@every
+def test_it_comes_back_and_its_program_lies_beside_it(path: Path):
+    """Field case log-overwrite: a requeue without --open-mode=append empties the output."""
+    words, text = words_of(path), path.read_text()
+    assert words["open-mode"] == "append"
+    assert words["signal"].startswith("USR2@")
+    assert "ft-run" in text
+    programs = re.findall(r"[\w.-]+\.py", text)
+    assert programs
+    assert all((path.parent / name).is_file() for name in programs)
 
 
 @every

@@ -175,7 +175,7 @@ class BlockStore:
         """Whether the collector knows what a checkpoint uses."""
         return (self._root_directory(root) / f"{name}{KEYS}").exists()
 
-    def keys(self) -> Iterator[tuple[str, Path]]:
+    def contents(self) -> Iterator[tuple[str, Path]]:
         """Every block, and everything that is being written (with an empty key)."""
         for fan in sorted(self.root.iterdir()):
             if len(fan.name) == 2 and fan.is_dir():

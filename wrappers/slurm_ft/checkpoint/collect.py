@@ -65,7 +65,7 @@ def collect(
     with _alone(store.root) as now:
         oldest = now - grace_s
         marked = _mark(store, oldest, dry_run, done)
-        for key, path in store.keys():
+        for key, path in store.contents():
             try:
                 info = path.stat()
             except FileNotFoundError:
@@ -119,18 +119,14 @@ def is_there(root: Path, name: str) -> bool | None:
     try:
         return name in os.listdir(root)
     except FileNotFoundError:
-        # Only a directory that is seen to lack the name is proof: it may be a mount point.
-        try:
-            return None if root.name in os.listdir(root.parent) else _lacks(root)
-        except OSError:
-            return None
+        pass
     except OSError:
         return None
-
-
-def _lacks(root: Path) -> bool | None:
-    # An empty parent looks like a file system that is not mounted.
-    return False if os.listdir(root.parent) else None
+    try:
+        # An empty parent looks like the mount point of a file system that is not there.
+        return False if os.listdir(root.parent) else None
+    except OSError:
+        return None
 
 
 def _free(path: Path, oldest: float) -> bool:

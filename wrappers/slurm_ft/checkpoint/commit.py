@@ -69,6 +69,14 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """Where a complete checkpoint lies, and its bytes without those in a shared store."""
+
+    path: Path
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A complete checkpoint. ``save_s`` is what it took, without waiting for the program."""
 
@@ -157,10 +165,8 @@ def commit(
     damaged: Collection[str] = (),
     forget: Callable[[Complete], None] | None = None,
     record: Callable[[str, Manifest], None] | None = None,
-) -> tuple[Path, int]:
+) -> Committed:
     """Make the checkpoint complete, or raise the same CheckpointError on every rank.
-
-    Returns where it lies and how many bytes it has, without those in the shared store.
     ``describe`` makes the manifest on rank 0 from what all ranks have written. ``record`` is told
     the final name before the rename, ``forget`` each checkpoint that was deleted afterwards.
     """
@@ -183,7 +189,7 @@ def commit(
         raise CheckpointError(f"step {ticket.step} is not saved: {answer['error']}")
     if comm.rank == 0:
         _retire(root, rules, damaged, forget)
-    return root / answer["name"], answer["bytes"]
+    return Committed(root / answer["name"], answer["bytes"])
 
 
 def _complete(

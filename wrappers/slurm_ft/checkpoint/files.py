@@ -62,7 +62,7 @@ class FileStore:
         except Exception as exc:  # the user's function may raise anything; all ranks are told
             problem = f"{type(exc).__name__}: {exc}"
         written = self._hashed(ticket, problem)
-        path, size = commit(
+        done = commit(
             self.comm,
             self.root,
             ticket,
@@ -72,7 +72,7 @@ class FileStore:
             limit_s=self._limit_s,
             damaged=self._damaged,
         )
-        return Saved(step, path, size, time.monotonic() - started)
+        return Saved(step, done.path, done.bytes, time.monotonic() - started)
 
     def latest(self) -> Complete | None:
         """The newest complete checkpoint, the same on every rank."""

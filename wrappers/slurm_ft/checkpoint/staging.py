@@ -66,29 +66,34 @@ class Buffers:
     def __init__(self) -> None:
         self._held: dict[MetadataIndex, torch.Tensor] = {}
 
-    def stage(self, pieces: Pieces, only: frozenset[MetadataIndex] | None) -> Pieces:
-        """Copy the pieces, or ``only`` those named; the answer shares nothing with the live state.
+    def stage(
+        self, pieces: Pieces, only: frozenset[MetadataIndex] | None, *, borrow: bool
+    ) -> Pieces:
+        """Copy the pieces, or ``only`` those named, to host memory of our own.
 
-        Buffers of pieces that are not copied any more are given back.
+        With ``borrow`` what lies in host memory already is not copied. A GPU's is in any case: the
+        current device and stream are the calling thread's, and the writer has others. Buffers of
+        pieces that are not copied any more are given back.
         """
         data: dict[MetadataIndex, torch.Tensor | io.BytesIO] = {}
         devices: set[torch.device] = set()
         for index, source in pieces.data.items():
             if only is not None and index not in only:
                 continue
-            if not isinstance(source, torch.Tensor):
+            on_cpu = not isinstance(source, torch.Tensor) or source.device.type == "cpu"
+            if not isinstance(source, torch.Tensor) or (borrow and on_cpu):
                 data[index] = source
                 continue
             buffer = self._buffer(index, source)
-            on_cpu = source.device.type == "cpu"
             buffer.copy_(source, non_blocking=not on_cpu)
             if not on_cpu:
                 devices.add(source.device)
             data[index] = buffer
         for device in devices:
             torch.get_device_module(device).synchronize(device)
-        for index in [index for index in self._held if index not in data]:
-            del self._held[index]
+        if not borrow:
+            for index in [index for index in self._held if index not in data]:
+                del self._held[index]
         return Pieces(pieces.plan, data, pieces.plain)
 
     @property

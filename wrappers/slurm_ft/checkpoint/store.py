@@ -2,11 +2,12 @@
 
 Every public call but ``done`` is collective: all ranks make it, in the same order. A save goes
 
-    begin (agree on a temporary directory) -> stage -> plan, write, hash, fsync -> commit
+    begin (agree on a temporary directory) -> stage -> plan, write, hash, fsync, commit
 
-and `start` leaves the third part to a thread, on the store's own process group: on the group that
-training uses, the thread's collectives and the loop's would take each other's messages. The commit
-needs agreement again, and so happens in `finish`, which the ranks call together.
+and `start` returns after the second part. The rest is left to a thread that has exchanges of its
+own, on the store's process group and on a communicator made from it: on those that training uses,
+the thread's collectives and the loop's would take each other's messages. A save is known to the
+program when the ranks have looked at it together, in `finish`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,18 @@ from slurm_ft.checkpoint import random_states
 from slurm_ft.checkpoint.asynchronous import Writer
 from slurm_ft.checkpoint.block_writer import BlockReader, BlockWriter
 from slurm_ft.checkpoint.blocks import BlockStore
-from slurm_ft.checkpoint.commit import Rules, Saved, Ticket, Written, begin, commit, newest, pool
-from slurm_ft.checkpoint.errors import CheckpointError
+from slurm_ft.checkpoint.commit import (
+    Committed,
+    Rules,
+    Saved,
+    Ticket,
+    Written,
+    begin,
+    commit,
+    newest,
+    pool,
+)
+from slurm_ft.checkpoint.errors import CheckpointError, LostPeerError
 from slurm_ft.checkpoint.files import describe, hashed
 from slurm_ft.checkpoint.layout import Complete, examine
 from slurm_ft.checkpoint.loading import Loaded, own_part, undamaged
@@ -47,20 +58,26 @@ from slurm_ft.checkpoint.state import (
     tree_of,
 )
 from slurm_ft.checkpoint.writer import NamingWriter
-from slurm_ft.comm import Comm
+from slurm_ft.comm import Comm, ExchangeLostError
+from slurm_ft.session.comms.solo import SoloComm
+from slurm_ft.session.comms.torch_group import TorchComm
 
 log = logging.getLogger(__name__)
 
 # A save that takes longer than this on one rank has failed for all.
 SAVE_LIMIT_S = 1800.0
+# Between two looks at whether all ranks have written.
+_FIRST_PAUSE_S = 0.002
+_LONGEST_PAUSE_S = 0.05
+# In the order of what the worst rank makes of a save.
+_DONE, _RUNNING, _FAILED = 0, 1, 2
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A save that has begun and is not committed."""
+    """A save that has begun and that the ranks have not looked at together."""
 
-    ticket: Ticket
-    meta: Meta
+    step: int
     writer: Writer
     staging_s: float
 
@@ -98,6 +115,7 @@ class CheckpointStore:
         self.root = root
         self.comm = comm
         self._group = group
+        self._thread_comm: Comm = SoloComm() if group is None else TorchComm(limit_s, group)
         self._rules = Rules(keep, quota_bytes)
         self._check = check_replicas
         self._limit_s = limit_s
@@ -115,8 +133,8 @@ class CheckpointStore:
     def save(self, step: int, state: Mapping[str, Any], meta: Meta | None = None) -> Saved:
         """Save and return when it is durable. One that is under way is finished first.
 
-        Written in the thread too, without a copy: a peer that hangs must not hold this rank beyond
-        the limit.
+        Written in the thread too, though without a copy of what lies in host memory: a peer that
+        hangs must not hold this rank beyond the limit.
         """
         self.finish()
         self._begin(step, state, meta or Meta(), staged=False)
@@ -137,27 +155,21 @@ class CheckpointStore:
         return self._flight is None or self._flight.writer.done()
 
     def finish(self, limit_s: float | None = None) -> Saved | None:
-        """Commit the save that is under way; ``None`` where there is none.
+        """Wait for the save that is under way; ``None`` where there is none.
 
         Raises CheckpointError on every rank where it failed on any.
         """
         flight = self._flight
         if flight is None:
             return None
-        limit_s = self._limit_s if limit_s is None else limit_s
-        written = flight.writer.answer(limit_s)
-        if written is None:
-            # Its files are deleted under it; it ends in an error that nobody waits for.
-            self._abandoned = flight.writer
-            written = Written(error=f"not written within {limit_s:g} s")
         self._flight = None
-        ended = time.monotonic()
-        return self._commit(
-            flight.ticket,
-            flight.meta,
-            written,
-            lambda: flight.staging_s + flight.writer.seconds + time.monotonic() - ended,
-        )
+        problem = self._settle(flight.writer, self._limit_s if limit_s is None else limit_s)
+        if problem is not None:
+            raise CheckpointError(problem)
+        committed = flight.writer.committed
+        assert committed is not None
+        took = flight.staging_s + flight.writer.seconds
+        return Saved(flight.step, committed.path, committed.bytes, took)
 
     def latest(self) -> Complete | None:
         """The newest complete checkpoint by its manifest and sizes, the same on every rank."""
@@ -188,10 +200,10 @@ class CheckpointStore:
 
         Local: costs memory for the whole state until the second save knows who writes what.
         """
-        self._buffers.stage(pieces_of(state), self._mine)
+        self._buffers.stage(pieces_of(state), self._mine, borrow=False)
 
     def close(self) -> None:
-        """Free the buffers. A save under way is not waited for, and not committed."""
+        """Free the buffers. A save under way is not waited for."""
         self._flight = None
         self._buffers = Buffers()
 
@@ -219,12 +231,16 @@ class CheckpointStore:
         if not decided["same"]:
             self._form, self._mine = form, None
         compare = self._check == "always" or (self._check == "first" and not decided["same"])
-        if staged:
-            # To compare replicas, every rank needs its copy of everything.
-            pieces = self._buffers.stage(pieces, None if compare else self._mine)
+        # To compare replicas, every rank needs its copy of everything.
+        only = None if compare else self._mine
+        pieces = self._buffers.stage(pieces, only, borrow=not staged)
         states = random_states.capture()
-        writer = Writer(lambda: self._write(ticket, pieces, nature, compare, states, meta))
-        self._flight = _Flight(ticket, meta, writer, time.monotonic() - started)
+
+        def work() -> Committed:
+            written = self._write(ticket, pieces, nature, compare, states, meta)
+            return self._commit(ticket, meta, written)
+
+        self._flight = _Flight(step, Writer(work), time.monotonic() - started)
 
     def _write(
         self,
@@ -263,9 +279,36 @@ class CheckpointStore:
             return Written(files, tuple(writer.blocks.values()))
         return Written(files)
 
-    def _commit(
-        self, ticket: Ticket, meta: Meta, written: Written, took: Callable[[], float]
-    ) -> Saved:
+    def _settle(self, writer: Writer, limit_s: float) -> str | None:
+        """Wait until the save is over on all ranks, or has failed on one; tells what failed.
+
+        In rounds, because a rank whose peer has died leaves torch's collectives with an error, and
+        the others would wait in them for this rank as it would wait for them here.
+        """
+        until, pause_s = time.monotonic() + limit_s, _FIRST_PAUSE_S
+        problem = ""
+        try:
+            while True:
+                if writer.wait(pause_s):
+                    problem = writer.problem
+                elif time.monotonic() > until:
+                    problem = f"not saved within {limit_s:g} s"
+                state = _FAILED if problem else _DONE if writer.done() else _RUNNING
+                worst = self.comm.start_max(state).result()
+                if worst == _DONE:
+                    return None
+                if worst == _FAILED:
+                    return pool(self.comm, problem)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except ExchangeLostError as exc:
+            raise LostPeerError(f"a rank was lost during a save: {exc}") from exc
+        finally:
+            if not writer.done():
+                # Its files are deleted under it: it ends in an error that nobody waits for.
+                self._abandoned = writer
+
+    def _commit(self, ticket: Ticket, meta: Meta, written: Written) -> Committed:
+        """Make it complete, in the thread."""
         blocks = self._blocks
         layout, place = (DCP, "") if blocks is None else (BLOCKS, str(blocks.root.absolute()))
 
@@ -278,19 +321,17 @@ class CheckpointStore:
             if blocks is not None:
                 blocks.record(self.root, name, manifest)
 
-        path, size = commit(
-            self.comm,
+        return commit(
+            self._thread_comm,
             self.root,
             ticket,
             written,
             self._rules,
             tell,
-            limit_s=self._limit_s,
             damaged=self._damaged,
             forget=self._forget,
             record=record,
         )
-        return Saved(ticket.step, path, size, took())
 
     def _forget(self, complete: Complete) -> None:
         """A checkpoint was deleted on rank 0."""
@@ -350,6 +391,8 @@ class CheckpointStore:
             )
         except CheckpointException as exc:
             raise CheckpointError(f"{complete.path} cannot be loaded: {_words(exc)}") from exc
+        except RuntimeError as exc:  # gloo's; what a rank's own part raised is in the one above
+            raise LostPeerError(f"a rank was lost during a load: {_words(exc)}") from exc
         try:
             put_back(state, flat, paths)
         except Exception as exc:  # a user's load_state_dict()

@@ -16,11 +16,18 @@ METADATA = ".metadata"
 class NamingWriter(FileSystemWriter):  # type: ignore[misc]
     """Writes data files, each forced to disk, and remembers their names in ``names``.
 
-    One thread: ranks write side by side already. ``overwrite`` is off, since the directory is new.
+    One thread: ranks write side by side already. No copying ahead: the data are in host memory.
+    ``overwrite`` is off, since the directory is new.
     """
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory, single_file_per_rank=True, sync_files=True, overwrite=False)
+        super().__init__(
+            directory,
+            single_file_per_rank=True,
+            sync_files=True,
+            per_thread_copy_ahead=0,
+            overwrite=False,
+        )
         self.names: set[str] = set()
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[Any]:

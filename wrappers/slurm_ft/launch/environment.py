@@ -1,14 +1,15 @@
 """The environment of the user's program, and where the job's files lie.
 
 A variable that the user has set stays as it is. Two kinds are not the user's: what ft-run itself
-has done (job, attempt, status file), and what an ft-run of *another* job chose and a submission
-from inside that job brought along (``FT_CHOSEN`` lists it): such a job would otherwise write into
-the state and checkpoints of the other.
+has done (job, attempt, status file), and what another ft-run chose and ``FT_CHOSEN`` lists: a job
+that is submitted from inside a job inherits it, and would write into the state and checkpoints of
+the other, and take that one's ranks for its own.
 """
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from slurm_ft import variables
 from slurm_ft.launch.marks import Marks
@@ -53,12 +54,11 @@ class Paths:
         self.status = ""
 
 
-def without_foreign(environment: Mapping[str, str], job_id: str) -> dict[str, str]:
-    """The environment without what ft-run chose in another job."""
+def without_chosen(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what an ft-run further up has chosen."""
     own = dict(environment)
-    if own.get(variables.JOB, job_id) != job_id:
-        for name in own.pop(variables.CHOSEN, "").split(","):
-            own.pop(name, None)
+    for name in own.pop(variables.CHOSEN, "").split(","):
+        own.pop(name, None)
     return own
 
 
@@ -98,7 +98,8 @@ def prepare(paths: Paths, identity: Identity) -> str:
         own = os.path.join(paths.spool, str(os.getuid()))
         try:
             if os.path.isdir(paths.spool) and not os.path.isdir(own):
-                os.mkdir(own, 0o755)
+                with suppress(FileExistsError):  # another job of this user was faster
+                    os.mkdir(own, 0o755)
         except OSError as exc:
             missing = missing or f"{own}: {exc.strerror}: progress is not reported"
         if os.path.isdir(own) and os.access(own, os.W_OK):

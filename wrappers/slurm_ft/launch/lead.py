@@ -71,8 +71,6 @@ class Lead:
 
     def begin(self, supervisor: Supervisor) -> None:
         """Open this attempt in the ledger, and close earlier ones whose end nobody wrote."""
-        if not self._identity.job_id:
-            return
         self._marks.forget_old()
         attempt = Attempt(
             number=self._identity.attempt,
@@ -143,7 +141,7 @@ class Lead:
 
     def heard(self, supervisor: Supervisor) -> None:
         """Ask Slurm what the signal means, so that the program is ended before Slurm kills us."""
-        if not self._identity.job_id or self._looks >= _MOST_LOOKS:
+        if self._looks >= _MOST_LOOKS:
             return
         self._looks += 1
         heard_at = time.monotonic()
@@ -172,8 +170,6 @@ class Lead:
 
     def conclude(self, ending: Ending) -> int:
         """Decide, keep the decision, carry it out. Returns the exit code of ft-run."""
-        if not self._identity.job_id:
-            return ending.code
         said = status.read(Path(self._paths.status)) if self._paths.status else None
         if said is not None and said.attempt != self._identity.attempt:
             said = None

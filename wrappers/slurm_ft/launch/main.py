@@ -18,9 +18,9 @@ import sys
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import variables
 from slurm_ft.launch import processes, supervise, templates
-from slurm_ft.launch.environment import choose_paths, compose, prepare, without_foreign
+from slurm_ft.launch.environment import choose_paths, compose, prepare, without_chosen
 from slurm_ft.launch.errors import LaunchError, UsageError
-from slurm_ft.launch.identity import Identity, job_name
+from slurm_ft.launch.identity import Identity
 from slurm_ft.launch.marks import Marks
 from slurm_ft.launch.options import Options, parse
 from slurm_ft.launch.plan import settle, settle_from_spool
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the program's own exit code, or one of `errors`."""
     try:
-        # Without what another job's ft-run chose: that is not what this job's user asked for.
-        own = without_foreign(os.environ, job_name(os.environ))
+        own = without_chosen(os.environ)
         options = parse(sys.argv[1:] if argv is None else argv, own)
         if options.on("help") or options.on("version"):
             return _tell_about(options)
@@ -56,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: Options, own: dict[str, str]) -> int:
     signals = parse_signals(options["signals"])
+    # Before anything else: a thread that is started earlier could take a signal away from the loop.
+    mask = supervise.block(signals)
     identity = Identity(own, options.command, options["launcher"])
     if options["max-requeues"] and identity.leads:
         from slurm_ft.requeue.limits import parse_limits
@@ -70,7 +71,10 @@ def _run(options: Options, own: dict[str, str]) -> int:
         )
     else:
         settled = settle(identity.gpus, identity.nodes, None)
-    port = choose_port(identity.slurm_id, identity.step_id, identity.attempt, ephemeral_range())
+    # Outside Slurm the ranks of one node have their launcher in common.
+    port = choose_port(
+        identity.slurm_id or os.getppid(), identity.step_id, identity.attempt, ephemeral_range()
+    )
     environment = compose(own, identity, options, paths, timeouts, settled, port)
     if identity.launcher:
         environment.update(for_launcher(options.seconds("grace"), environment))
@@ -81,9 +85,9 @@ def _run(options: Options, own: dict[str, str]) -> int:
         for note in notes:
             if note:
                 _tell(note)
-    if options.on("verbose"):
+    if options.on("verbose") and identity.leads:
         _tell_identity(identity, environment, command)
-    return _supervise(options, identity, paths, environment, command, signals)
+    return _supervise(options, identity, paths, environment, command, signals, mask)
 
 
 def _supervise(
@@ -93,6 +97,7 @@ def _supervise(
     environment: dict[str, str],
     command: list[str],
     signals: tuple[signal.Signals, ...],
+    mask: set[signal.Signals],
 ) -> int:
     marks = Marks(paths.state_dir, identity.attempt, identity.step_id)
     hook = options["on-preempt"]
@@ -108,7 +113,6 @@ def _supervise(
         launcher=identity.launcher,
         own_group=not _at_terminal(),
     )
-    mask = supervise.block(signals)
     prctl = processes.control()
     processes.adopt_orphans(prctl)
     if options["on-resume"] and identity.attempt:
@@ -131,6 +135,8 @@ def _supervise(
         prctl=prctl,
     )
     supervisor = supervise.Supervisor(pid, orders, mask)
+    if not identity.job_id:
+        return supervisor.run().code
     if not identity.leads:
         from slurm_ft.launch import follow
 
@@ -181,9 +187,9 @@ def _tell_identity(
         _tell("outside Slurm: one rank, no attempts, no requeue")
     elif not identity.in_step:
         _tell("not started by srun: one rank, whatever --ntasks says")
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    chosen = environment.get(variables.CHOSEN, "").split(",")
-    for name in sorted({*names, *chosen}):
+    names = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"}
+    names.update(environment.get(variables.CHOSEN, "").split(","))
+    for name in sorted(names - {variables.CHOSEN}):
         if name in environment:
             _tell(f"{name}={environment[name]}")
     _tell(f"command: {' '.join(command)}")

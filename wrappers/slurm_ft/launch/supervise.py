@@ -34,6 +34,8 @@ MARGIN_SHARE = 0.25
 STOP_S = 10.0
 # How often files and processes without a signal of their own are looked at.
 POLL_S = 0.25
+# How often children are counted without having been told: a lost SIGCHLD must not be the end.
+LOOK_S = 60.0
 # A program whose shell died of the signal: for how long without any other limit.
 LINGER_S = 600.0
 MAX_OUTPUT = 65536
@@ -208,7 +210,7 @@ class Supervisor:
 
     def _patience(self) -> float:
         """Seconds until something has to be looked at without a signal."""
-        wait = 3600.0
+        wait = LOOK_S
         if self.kill_at is not None:
             wait = max(0.0, self.kill_at - time.monotonic())
         if self.ending.asked is not None:
@@ -217,6 +219,7 @@ class Supervisor:
         return wait
 
     def _expire(self) -> None:
+        self._reap()
         now = time.monotonic()
         if self.kill_at is not None and now >= self.kill_at:
             self.kill_at = now + 1.0

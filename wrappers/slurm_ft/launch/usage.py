@@ -25,7 +25,13 @@ def usage() -> str:
         if option.environment:
             words += f" [{option.environment}]"
         indent = " " * 8
-        lines += textwrap.wrap(words, _WIDTH, initial_indent=indent, subsequent_indent=indent)
+        lines += textwrap.wrap(
+            words,
+            _WIDTH,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
     return "\n".join(lines) + "\n"
 
 

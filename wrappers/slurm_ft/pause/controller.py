@@ -47,7 +47,8 @@ class Stage(StrEnum):
     COLLECTING some ranks are bound
     RELEASING  committed, not all have released
     HELD       all are paused
-    RETURNING  resume is on the board, not all are up
+    RETURNING  resume is on the board, no rank is up: nobody waits
+    GATHERING  some ranks are up and wait for the others
     DONE       told how it ended
     """
 
@@ -57,6 +58,7 @@ class Stage(StrEnum):
     RELEASING = "releasing"
     HELD = "held"
     RETURNING = "returning"
+    GATHERING = "gathering"
     DONE = "done"
 
 
@@ -158,15 +160,7 @@ def _committed(controller: Controller, request: Request, board: Board) -> Turn[C
         reason = f"{name_ranks(board.gone)} ended while the job was paused"
         return Turn(controller, (Write(Key.GO, abandon(reason)),))
     if board.resume:
-        if stage is not Stage.RETURNING:
-            return _to(controller, Stage.RETURNING, Arm(Limit.UP_ALL))
-        missing = everybody & ~board.ups
-        if not missing:
-            return Turn(controller, (Write(Key.GO, GO),))
-        if controller.expired:
-            lost = abandon(f"{name_ranks(missing)} did not come back")
-            return Turn(controller, (Write(Key.GO, lost),))
-        return Turn(controller)
+        return _returning(controller, board)
     missing = everybody & ~board.paused
     if stage is Stage.RELEASING:
         if not missing:
@@ -181,4 +175,24 @@ def _committed(controller: Controller, request: Request, board: Board) -> Turn[C
         return Turn(controller)
     if controller.resume or controller.expired:
         return Turn(controller, (Write(Key.RESUME, controller.resume or "the pause is over"),))
+    return Turn(controller)
+
+
+def _returning(controller: Controller, board: Board) -> Turn[Controller]:
+    missing = everyone(controller.size) & ~board.ups
+    if controller.stage is Stage.GATHERING:
+        if not missing:
+            return Turn(controller, (Write(Key.GO, GO),))
+        if controller.expired:
+            lost = abandon(f"{name_ranks(missing)} did not come back")
+            return Turn(controller, (Write(Key.GO, lost),))
+        return Turn(controller)
+    if board.ups:
+        return _to(controller, Stage.GATHERING, Arm(Limit.UP_ALL))
+    if controller.stage is not Stage.RETURNING:
+        return _to(controller, Stage.RETURNING, Arm(Limit.UP_ALL))
+    if controller.expired:
+        # A job that Slurm suspended comes back when it is woken, however late: not a failure.
+        late = Tell(None, f"no rank has come back yet ({board.resume})")
+        return _to(controller, Stage.RETURNING, Arm(Limit.UP_ALL), late)
     return Turn(controller)

@@ -71,6 +71,8 @@ class Phase(StrEnum):
 
 # Phases in which the rank has read a commit.
 COMMITTED = frozenset({Phase.RELEASING, Phase.HELD, Phase.RESTORING, Phase.UP})
+# Phases from which only the board leads back to training.
+BOUND = COMMITTED | {Phase.BOUND}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,9 @@ def on_member(member: Member, event: Event) -> Turn[Member]:
                 return Turn(member, (Step(End.SKIPPED, f"pause {epoch} is over"),))
             return Turn(Member(member.rank, member.size, epoch, Phase.ENTERING))
         case Read(board):
+            if board.request is None and member.phase in BOUND:
+                # A new or an emptied store: what was decided here cannot be learnt any more.
+                return _exit(member, End.UNDECIDED, f"pause {member.epoch} left the board")
             return _READ[member.phase](member, board)
         case Timer():
             return _late(member)

@@ -59,6 +59,12 @@ class Evidence:
             return False
         return self.code in ASKS_FOR_REQUEUE or self.launcher or self.code > 128 or self.forced
 
+    @property
+    def told(self) -> bool:
+        """Whether a signal to save came, to this rank or to one of the others."""
+        leaving = None if self.status is None else self.status.leaving
+        return self.asked or leaving in (words.SIGNALLED, words.GRACE_OVER)
+
 
 def classify(evidence: Evidence) -> tuple[Cause, str]:
     """The cause, and the same in plain words."""
@@ -79,7 +85,7 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
             return Cause.DAEMON, f"{why}{note}"
         if why == words.STUCK and not evidence.asked:
             return Cause.NO_PROGRESS, f"{why}{note}"
-    if evidence.asked and (evidence.left or evidence.stopped or evidence.code > 128):
+    if evidence.told and (evidence.left or evidence.stopped or evidence.code > 128):
         if evidence.record is None:
             return Cause.UNKNOWN, "a signal to save came, and Slurm does not say why"
         return Cause.OPERATOR, "a signal to save came from somebody"
@@ -102,7 +108,7 @@ def _by_record(record: JobRecord, evidence: Evidence) -> tuple[Cause, str] | Non
         return Cause.OPERATOR, "somebody has requeued the job already"
     if not record.running:
         return Cause.CANCELLED, f"the job was cancelled (state {record.state})"
-    if evidence.asked and record.end_s is not None:
+    if evidence.told and record.end_s is not None:
         lead_s = LONGEST_LEAD_S if evidence.lead_s is None else evidence.lead_s + LEAD_SLACK_S
         left_s = record.end_s - evidence.now_s
         if left_s <= lead_s:

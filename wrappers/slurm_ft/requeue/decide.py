@@ -82,13 +82,12 @@ def decide(case: Case) -> Answer:
         return Answer(By.SLURM, f"{case.words}: Slurm requeues the job")
     if cause is Cause.PREEMPTED and case.preempt_mode == "REQUEUE" and _requeueable(record):
         return Answer(By.SLURM, f"{case.words} and requeues it")
-    refusal = _refusal(case)
+    refusal = _forbidden(case)
+    if not refusal and case.mode == "auto" and case.framework and cause is not Cause.USER_ERROR:
+        return Answer(By.PROGRAM, f"{case.words}; {case.framework} requeues by itself")
+    refusal = refusal or _refusal(case)
     if refusal:
         return Answer(By.NOBODY, f"{case.words}; {refusal}")
-    if case.mode == "auto" and case.framework:
-        return Answer(
-            By.PROGRAM, f"{case.words}; {case.framework} requeues by itself (--requeue=always: not)"
-        )
     delay_s = _delay(case.attempts)
     later = f"; should not start within {delay_s:.0f} s, as it ended soon after its start"
     return Answer(By.FT_RUN, case.words + (later if delay_s else ""), delay_s)
@@ -98,8 +97,8 @@ def _requeueable(record: JobRecord | None) -> bool:
     return record is not None and record.requeue and record.batch
 
 
-def _refusal(case: Case) -> str:
-    """Why the job must not come back; empty where it may."""
+def _forbidden(case: Case) -> str:
+    """Why nobody may requeue the job; empty where somebody may."""
     record = case.record
     if case.mode == "never":
         return "--requeue=never"
@@ -107,6 +106,11 @@ def _refusal(case: Case) -> str:
         return "Slurm requeues batch jobs only; submit it with sbatch"
     if record is not None and not record.requeue:
         return "the job was submitted with --no-requeue; submit it with --requeue"
+    return ""
+
+
+def _refusal(case: Case) -> str:
+    """Why ft-run does not requeue the job; empty where it does."""
     if case.mode == "auto" and not case.saved and case.cause is not Cause.LOST_PEER:
         return (
             "nothing says that the program saved anything; use a session or --on-preempt, or"

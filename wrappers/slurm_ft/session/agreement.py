@@ -22,10 +22,11 @@ from slurm_ft.comm import Comm, ExchangeLostError, PendingMax
 _PAYLOAD_BITS = 48
 MAX_PAYLOAD = (1 << _PAYLOAD_BITS) - 1
 # An exchange this seldom costs nothing whatever the transport, and is soon enough for a signal.
-_SHORTEST_ROUND_S = 0.025
+SHORTEST_ROUND_S = 0.025
 # From this length of a step on, its result is read in the same step.
 _LONG_STEP_S = 0.5
-_MOST_STEPS_A_ROUND = 1000
+# A loop may begin with steps that do nothing, e.g. to skip data it has seen: not too long blind.
+MOST_STEPS_A_ROUND = 10
 
 
 class Kind(IntEnum):
@@ -72,9 +73,9 @@ def best_cadence(step_s: float) -> int:
     """Every how many safe points to agree, for steps of this length; 0 = read at once."""
     if step_s >= _LONG_STEP_S:
         return 0
-    if step_s >= _SHORTEST_ROUND_S:
+    if step_s >= SHORTEST_ROUND_S:
         return 1
-    return min(_MOST_STEPS_A_ROUND, max(1, round(_SHORTEST_ROUND_S / max(step_s, 1e-9))))
+    return min(MOST_STEPS_A_ROUND, max(1, round(SHORTEST_ROUND_S / max(step_s, 1e-9))))
 
 
 def worth_changing(present: int, wanted: int) -> bool:

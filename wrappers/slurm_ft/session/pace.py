@@ -8,11 +8,14 @@ time lost is reported by itself.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from statistics import median
 
 # Of steps that the median is over, and of samples that the rate is over.
 _STEPS = 63
 _WINDOW_S = 60.0
+# Steps that count as recent.
+_RECENT = 32
 # A median is sorted anew this seldom: a step's cost must stay in the microseconds.
 _REFRESH = 16
 
@@ -56,6 +59,11 @@ class Pace:
     def steps(self) -> int:
         """Steps that ended in this attempt."""
         return self._fed
+
+    @property
+    def longest_recent_s(self) -> float:
+        """Of the last few steps, 0 before the first."""
+        return max(islice(reversed(self._steps), _RECENT), default=0.0)
 
     @property
     def median_step_s(self) -> float | None:

@@ -6,7 +6,13 @@ by a moment would otherwise save at different steps.
 
 from __future__ import annotations
 
-from slurm_ft.session.agreement import Agreement, Kind, best_cadence, worth_changing
+from slurm_ft.session.agreement import (
+    SHORTEST_ROUND_S,
+    Agreement,
+    Kind,
+    best_cadence,
+    worth_changing,
+)
 from slurm_ft.session.interval import Bounds, interval_s
 from slurm_ft.session.pace import Pace
 from slurm_ft.session.saving import Saving
@@ -16,7 +22,7 @@ GATHER_EVERY_S = 30.0
 GATHER_FIRST_S = 5.0
 # Steps after which the cadence is looked at: early, and then now and then.
 _CADENCE_FIRST = 4
-_CADENCE_EVERY = 64
+_CADENCE_EVERY = 16
 
 
 class Wishes:
@@ -45,9 +51,13 @@ class Wishes:
         if now_s >= self._gather_due_s:
             self._gather_due_s = now_s + GATHER_EVERY_S
             self._agreement.want(Kind.REPORT)
-        if pace.steps == _CADENCE_FIRST or pace.steps % _CADENCE_EVERY == 0:
+        every = self._agreement.every
+        if every > 1 or pace.steps == _CADENCE_FIRST or pace.steps % _CADENCE_EVERY == 0:
             wanted = best_cadence(pace.median_step_s or 0.0)
+            # Steps that have become long are answered at once: their rounds are too far apart.
+            if wanted > 1 and pace.longest_recent_s >= SHORTEST_ROUND_S:
+                wanted = 1
             # What was asked for before and is not agreed on yet is out of date.
             self._agreement.forget(Kind.CADENCE)
-            if worth_changing(self._agreement.every, wanted):
+            if worth_changing(every, wanted):
                 self._agreement.want(Kind.CADENCE, wanted)

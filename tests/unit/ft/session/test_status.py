@@ -1,0 +1,128 @@
+"""The status file: replaced whole, read leniently."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from slurm_ft import status
+from slurm_ft.status import MAX_STATUS_BYTES, Status, read, replace_text, shorten, write
+
+FULL = Status(
+    attempt=2,
+    rank=3,
+    pid=17,
+    at_s=1e9,
+    step=10,
+    saved_step=8,
+    restored_step=0,
+    first_step_s=1e9 - 5,
+    save_s=0.25,
+    stall_s=1.5,
+    leaving=status.SIGNALLED,
+    failed="ValueError: x",
+    heard="SIGUSR2",
+    done=True,
+    note="ü",
+)
+
+
+@pytest.mark.parametrize("present", [FULL, Status(attempt=0, rank=0, pid=1, at_s=0.0)])
+def test_what_is_written_is_read(tmp_path: Path, present: Status) -> None:
+    write(tmp_path / "s", present)
+    assert read(tmp_path / "s") == present
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+
+
+def test_no_file_is_no_status_and_no_noise(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert read(tmp_path / "s") is None
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff\xfe",
+        b"x" * (MAX_STATUS_BYTES + 1),
+        json.dumps({"attempt": 0, "rank": 0, "pid": 1}).encode(),
+        FULL.to_json().replace('"version":1', '"version":2').encode(),
+        FULL.to_json().replace('"rank":3', '"rank":"3"').encode(),
+        FULL.to_json().replace('"rank"', '"rang"').encode(),
+    ],
+)
+def test_what_cannot_be_used_is_as_good_as_none_and_is_told(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "status-0.json"
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        assert read(path) is None
+    assert str(path) in caplog.text
+
+
+def test_a_directory_in_its_place_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read(tmp_path) is None
+    assert str(tmp_path) in caplog.text
+
+
+def test_readers_see_an_old_one_or_a_new_one(tmp_path: Path) -> None:
+    """Two writers in threads, as the guard's and the reporter's, and a reader in between."""
+    path = tmp_path / "s"
+    write(path, FULL)
+    ended = threading.Event()
+
+    def keep_writing() -> None:
+        while not ended.is_set():
+            write(path, FULL)
+
+    threads = [threading.Thread(target=keep_writing) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        seen = [read(path) for _ in range(300)]
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert seen == [FULL] * 300
+    assert os.listdir(tmp_path) == ["s"]
+
+
+def test_a_failed_write_leaves_the_old_one_and_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    write(path, FULL)
+    target = tmp_path / "d"
+    (target / "x").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        replace_text(target, "text")
+    assert sorted(os.listdir(tmp_path)) == ["d", "s"]
+    assert read(path) == FULL
+
+
+def test_a_link_planted_under_the_temporary_name_is_not_followed(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / "s"
+    planted = tmp_path / f".s.{os.getpid()}.{threading.get_ident()}"
+    planted.symlink_to(victim)
+    with pytest.raises(OSError, match=r"symbolic links|Too many"):
+        write(path, FULL)
+    assert victim.read_text() == "mine"
+
+
+@given(st.text(max_size=5000))
+def test_short_words_are_one_line(text: str) -> None:
+    line = shorten(text)
+    assert len(line) <= 1000
+    assert "\n" not in line
