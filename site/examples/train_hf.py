@@ -7,6 +7,7 @@ The session writes what the Trainer itself would write into a checkpoint, so the
 import argparse
 from pathlib import Path
 
+import slurm_ft
 import torch
 from transformers import (
     RobertaConfig,
@@ -15,8 +16,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-
-import slurm_ft
 
 
 class SafePoints(TrainerCallback):
@@ -59,6 +58,8 @@ def main() -> None:
         disable_tqdm=True,
         logging_strategy="no",
         seed=0,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend="nccl" if torch.cuda.is_available() else "gloo",
     )
     torch.manual_seed(0)
     config = RobertaConfig(

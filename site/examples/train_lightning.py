@@ -10,13 +10,14 @@ import argparse
 from pathlib import Path
 
 import lightning as L
+import slurm_ft
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-import slurm_ft
+SAMPLES = 512  # of the data set
 
 
 class Model(L.LightningModule):
@@ -32,6 +33,31 @@ class Model(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
 
+class Order(Sampler):
+    """This rank's share of each epoch's order, from the place where the job was stopped.
+
+    Lightning goes on in the middle of an epoch, but its own sampler would begin with the epoch's
+    first samples once more.
+    """
+
+    def __init__(self, local_batch: int) -> None:
+        self.local_batch, self.epoch, self.position = local_batch, 0, {}
+
+    def set_epoch(self, epoch: int) -> None:  # Lightning calls it
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return SAMPLES // dist.get_world_size()
+
+    def __iter__(self):
+        order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
+        batch = self.local_batch * dist.get_world_size()
+        first = self.position["index"] if self.position.get("epoch") == self.epoch else 0
+        for start in range(first, SAMPLES, batch):
+            mine = start + self.local_batch * dist.get_rank()
+            yield from order[mine : mine + self.local_batch].tolist()
+
+
 class SafePoints(L.Callback):
     """Tells the session of each step."""
 
@@ -44,7 +70,8 @@ class SafePoints(L.Callback):
         self.seen = trainer.global_step
         if trainer.is_global_zero:
             print(f"step {self.seen} loss {outputs['loss'].item():.6f}", flush=True)
-        self.ft.step(self.seen, samples=self.batch)
+        position = {"epoch": trainer.current_epoch, "index": (index + 1) * self.batch}
+        self.ft.step(self.seen, samples=self.batch, position=position)
 
 
 def main() -> None:
@@ -59,8 +86,9 @@ def main() -> None:
     ranks = dist.get_world_size()
 
     L.seed_everything(0)
-    x = torch.randn(512, 32)
-    data = DataLoader(TensorDataset(x, x[:, :4].argmax(dim=1)), args.local_batch, shuffle=True)
+    x = torch.randn(SAMPLES, 32)
+    order = Order(args.local_batch)
+    data = DataLoader(TensorDataset(x, x[:, :4].argmax(dim=1)), args.local_batch, sampler=order)
     model = Model()
     trainer = L.Trainer(
         max_epochs=args.epochs,
@@ -69,6 +97,7 @@ def main() -> None:
         strategy="ddp",
         accelerator="auto",
         plugins=[SLURMEnvironment(auto_requeue=False)],
+        use_distributed_sampler=False,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -78,9 +107,10 @@ def main() -> None:
     with slurm_ft.session(
         save=lambda directory, step: trainer.save_checkpoint(directory / "lightning.ckpt"),
         restore=lambda directory, step: resume.append(directory / "lightning.ckpt"),
-        total_steps=args.epochs * 512 // (ranks * args.local_batch),
+        total_steps=args.epochs * SAMPLES // (ranks * args.local_batch),
     ) as ft:
         ft.restore()
+        order.position = dict(ft.position)
         trainer.callbacks.append(SafePoints(ft, ranks * args.local_batch))
         trainer.fit(model, data, ckpt_path=str(resume[0]) if resume else None)
 

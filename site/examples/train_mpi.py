@@ -8,9 +8,8 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
-
 import slurm_ft
+from mpi4py import MPI
 
 SAMPLES = 512  # of the data set
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from slurm_ext.cli.main import COMMANDS, build_parser
+from slurm_ext.cli.manual_launch import launch_page
 from slurm_ext.cli.roff import (
     bold,
     from_markdown,
@@ -36,6 +37,7 @@ ADMINISTRATOR = ("daemon", "release", "check", "report")
 _NOTICE = '.\\" printed by python -m slurm_ext.cli.manual --emit {name}; do not edit'
 _ALSO = {
     "slurm-ext": 1,
+    "ft-run": 1,
     "slurm-ext-config": 5,
     "slurm-ext-directives": 7,
     "slurm-ext-daemon": 8,
@@ -184,8 +186,9 @@ def users_page() -> list[str]:
             " in an ordinary Slurm cluster. Jobs take part through `--ft-*` options of `sbatch`,"
             " see `slurm-ext-directives(7)`. What the daemon has planned for each job, and why,"
             " lies in a spool directory that these commands read. They ask Slurm nothing, so they"
-            " cost slurmctld nothing, but for `slurm-ext explain --script`: it reads the queue as"
-            " `squeue` does and asks `sbatch --test-only`."
+            " cost slurmctld nothing, but for two: `slurm-ext explain --script` reads the queue as"
+            " `squeue` does and asks `sbatch --test-only`; `slurm-ext checkpoint` asks for the"
+            " directory that a job was submitted from, where it is given a job."
         ),
         ".PP",
         marked(
@@ -314,6 +317,7 @@ def directives_page() -> list[str]:
 
 
 PAGES: dict[str, Callable[[], list[str]]] = {
+    "ft-run.1": launch_page,
     "slurm-ext.1": users_page,
     "slurm-ext-directives.7": directives_page,
     "slurm-ext-daemon.8": daemon_page,

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 
 from slurm_ft import variables
 
-from slurm_ext.domain.errors import ConfigError, ProtocolError, SlurmCommandError
+from slurm_ext.domain.errors import ConfigError, SlurmCommandError
 from slurm_ext.domain.progress import MAX_BYTES, Progress, parse_progress
 from slurm_ext.estimate.trials import Outcome, Timing, Trial
 
@@ -112,8 +112,8 @@ class StepLauncher:
         """The srun and ft-run before the command."""
         nodes = len(trial.placement)
         words = ["srun", "--exact", "--unbuffered", f"--nodes={nodes}", f"--ntasks={trial.gpus}"]
-        if trial.gpus % nodes == 0:
-            words.append(f"--ntasks-per-node={trial.gpus // nodes}")
+        # Whole nodes first, as the row will say; Slurm itself would spread six as three and three.
+        words += [f"--ntasks-per-node={max(trial.placement)}", "--distribution=block,pack"]
         if self._gpus_per_task:
             words.append("--gpus-per-task=1")
         # A trial is no job: whatever ends it, the allocation stays where it is.
@@ -130,7 +130,7 @@ def run_trial(
     """Run one trial to its end or its limit."""
     with tempfile.TemporaryDirectory(prefix="slurm-ext-profile-", dir=_shared(environ)) as name:
         directory = Path(name)
-        reports = _Reports(directory, work, trial, seen)
+        reports = Reports(directory, work, seen)
         job = Job(
             trial,
             tuple(_command(trial, work, reports)),
@@ -146,7 +146,7 @@ def run_trial(
         seconds = time.monotonic() - clock
         reports.read()
         said = _tail(job.log)
-    timings = reports.timings(trial)
+    timings = reports.timings()
     out_of_memory = bool(failure) and bool(_OUT_OF_MEMORY.search(said))
     wrong = reports.wrong_batch(trial)
     if wrong or (failure and not out_of_memory):
@@ -178,13 +178,13 @@ def expand(command: Sequence[str], values: Mapping[str, object]) -> list[str]:
     return [_PLACE.sub(value, word) for word in command]
 
 
-class _Reports:
+class Reports:
     """What a running trial has told so far."""
 
-    def __init__(self, directory: Path, work: Work, trial: Trial, seen: Seen) -> None:
+    def __init__(self, directory: Path, work: Work, seen: Seen) -> None:
         self.timing_file = directory / "timings"
         self.progress_file = directory / "progress"
-        self._work, self._seen, self._trial = work, seen, trial
+        self._work, self._seen = work, seen
         self._lines: list[dict[str, Any]] = []
         self._progress: list[Progress] = []
         self.first_step_at_s: float | None = None
@@ -194,13 +194,15 @@ class _Reports:
         if not self._work.command:
             self._read_timings()
             return
-        with contextlib.suppress(OSError, ProtocolError):  # not there yet, or just replaced
+        try:
             with open(self.progress_file, encoding="utf-8") as file:
                 one = parse_progress(file.read(MAX_BYTES + 1), str(self.progress_file))
-            if not self._progress or one.step > self._progress[-1].step:
-                self._progress.append(one)
-            if one.first_step_s is not None:
-                self.first_step_at_s = one.first_step_s
+        except FileNotFoundError:  # no report yet
+            return
+        if not self._progress or one.step > self._progress[-1].step:
+            self._progress.append(one)
+        if one.first_step_s is not None:
+            self.first_step_at_s = one.first_step_s
 
     def enough(self) -> bool:
         """Whether a command that goes on by itself has said all that is wanted."""
@@ -208,7 +210,7 @@ class _Reports:
             return False
         return self._progress[-1].step >= self._work.warmup + self._work.steps
 
-    def timings(self, trial: Trial) -> tuple[Timing, ...]:
+    def timings(self) -> tuple[Timing, ...]:
         """The steps after the warm-up."""
         if not self._work.command:
             return tuple(
@@ -266,7 +268,7 @@ def _between_s(before: Progress, after: Progress) -> float:
     return times[1] - times[0]
 
 
-def _command(trial: Trial, work: Work, reports: _Reports) -> list[str]:
+def _command(trial: Trial, work: Work, reports: Reports) -> list[str]:
     steps = work.warmup + work.steps
     if work.command:
         values = {
@@ -283,8 +285,12 @@ def _command(trial: Trial, work: Work, reports: _Reports) -> list[str]:
             "steps": steps,
         }
         return expand(work.command, values)
+    recompute = "--grad-checkpointing" if trial.grad_checkpointing else "--no-grad-checkpointing"
     return [
         *(sys.executable, "-m", "slurm_ft.train", *work.options),
+        *(f"--local-batch={trial.local_batch}", f"--accumulation={trial.accumulation}"),
+        *(f"--stages={trial.stages}", f"--micro-batches={trial.micro_batches}"),
+        *(f"--precision={trial.precision}", f"--frozen={trial.frozen}", recompute),
         *(f"--steps={steps}", f"--global-batch={trial.global_batch}", "--checkpoint=none"),
         *(f"--timings={reports.timing_file}", f"--log-every={steps + 1}", "--eval-samples=1"),
         *("--quality=", "--output="),
@@ -309,10 +315,12 @@ def _variables(trial: Trial, directory: Path) -> dict[str, str]:
         # Longer than any trial: a save among so few steps would be measured as training.
         variables.CHECKPOINT_INTERVAL: "1000000",
         variables.STATE_DIR: str(directory / "state"),
+        # No plan and no report to the daemon: the job that it knows is the allocation.
+        variables.SPOOL: str(directory / "none"),
     }
 
 
-def _watch(job: Job, reports: _Reports, until: float) -> str:
+def _watch(job: Job, reports: Reports, until: float) -> str:
     """Wait for the end, or for enough. Returns what went wrong, "" = nothing."""
     while True:
         codes = [process.poll() for process in job.processes]

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -27,6 +27,7 @@ from slurm_ext.sim.engine import replay
 from slurm_ext.sim.hardware import Hardware, parse_cluster
 from slurm_ext.sim.jobs import AUTO_COUNTS
 from slurm_ext.sim.library import COSTS, THROUGHPUT, find_workload
+from slurm_ext.sim.merging import Merging
 from slurm_ext.sim.model import Schedule
 from slurm_ext.sim.outages import read_outages
 from slurm_ext.sim.policies import POLICIES, policy_named
@@ -191,7 +192,15 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         help="GPU counts offered beside the requested one (default: 1,2,4,8,12,16)",
     )
     parser.add_argument(
-        "--no-merge", action="store_true", help="merge no jobs; so far none are merged anyway"
+        "--merge",
+        type=_merging,
+        metavar="SAVED[,FAILED]",
+        help="offer pairs of waiting jobs of one model as one run that spares the share SAVED of"
+        " the smaller job's work; in a share FAILED of them the second job is not done then"
+        " (default: nothing is merged)",
+    )
+    parser.add_argument(
+        "--no-merge", action="store_true", help="merge no jobs, also where --merge says so"
     )
     parser.add_argument(
         "--no-switch", action="store_true", help="no pipeline switches, also where --costs has them"
@@ -225,10 +234,15 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     nodes = {node.name for node in hardware.inventory()}
     outages = read_outages(args.outages, nodes) if args.outages else ()
     built = _jobs(args, hardware, costs)
+    merging = None
+    if args.merge and not args.no_merge:
+        merging = replace(args.merge, seed=args.seed)
     schedules: dict[str, Schedule] = {}
     for name, policy in policies.items():
         bar = Bar(name, sys.stderr) if not args.quiet and sys.stderr.isatty() else None
-        schedules[name] = replay(built.jobs, hardware, policy, costs, intervals[name], outages, bar)
+        schedules[name] = replay(
+            built.jobs, hardware, policy, costs, intervals[name], outages, bar, merging=merging
+        )
         if bar is not None:
             bar.close()
     rows = [_Row(name, summarise(s, schedules.get("srtf"))) for name, s in schedules.items()]
@@ -371,6 +385,16 @@ def _draw(folder: Path, schedules: Mapping[str, Schedule], hardware: Hardware, q
         raise DataError(str(folder), f"cannot be written: {exc.strerror}", "name another") from exc
     if len(few) < len(runs) and not quiet:
         _tell([f"no Gantt chart of more than {GANTT_JOBS} runs"])
+
+
+def _merging(text: str) -> Merging:
+    saved, _, failed = text.partition(",")
+    try:
+        return Merging(float(saved), float(failed or 0))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text} is not SAVED or SAVED,FAILED") from exc
+    except DataError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from exc
 
 
 def _whole(text: str) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_ext.control.config import Config
+from slurm_ext.control.delays import with_begins, with_cooling
 from slurm_ext.control.growth import GrowthGuard
 from slurm_ext.control.lease import begin_s
 from slurm_ext.control.limits import (
@@ -47,13 +48,10 @@ from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
 from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.estimate.enumerate import consolidated
 from slurm_ext.estimate.remaining import candidates, ends_at
-from slurm_ext.policy.queue import present_candidate
 from slurm_ext.policy.srtf import SrtfPolicy
 from slurm_ext.policy.titan import TitanConfig, TitanPolicy
 
 _log = logging.getLogger(__name__)
-# What a job that cools down waits for.
-COOLING = "the end of its cool-down"
 EVERYTHING = frozenset({ORDER, RESIZE, LEASE, PIN})
 
 
@@ -184,8 +182,9 @@ def decide(
         failure = str(exc)
         _log.error("policy %s failed, falling back: %s", policy.name, exc)
         plan = _fall_back(view, previous, config, seen.now)
+    plan = with_begins(plan, seen.snapshot)
     if found.cooling:
-        plan = _with_cooling(plan, found.cooling, facts, {j.job_id: j for j in seen.snapshot.jobs})
+        plan = with_cooling(plan, found.cooling, facts, seen.snapshot)
         view = replace(view, facts=facts)
     return Decided(
         plan,
@@ -197,38 +196,6 @@ def decide(
         failure,
         ends,
     )
-
-
-def _with_cooling(
-    plan: Plan,
-    cooling: Mapping[str, Cooldown],
-    facts: Mapping[str, JobFacts],
-    jobs: Mapping[str, Job],
-) -> Plan:
-    """The plan with what is to become of jobs that cool down, behind all others."""
-    decisions = {j: d for j, d in plan.decisions.items() if j not in cooling}
-    rank = len(plan.decisions)
-    for job_id, wait in sorted(cooling.items(), key=lambda item: (item[1].until_s, item[0])):
-        fact, job = facts[job_id], jobs[job_id]
-        likely = present_candidate(job, fact) if fact.candidates else None
-        until_s = wait.until_s
-        begin = begin_s(job)
-        if not fact.permit.lease:
-            # Slurm starts it when its own delay is over.
-            until_s = min(until_s, begin) if begin is not None else until_s
-        decisions[job_id] = Decision(
-            job_id=job_id,
-            verdict=Verdict.WAIT,
-            rank=rank,
-            reason=wait.reason,
-            configuration=likely.configuration if likely is not None else None,
-            remaining_s=likely.remaining_s if likely is not None else None,
-            expected_start_s=until_s,
-            waits_for=COOLING,
-            pool=fact.pool,
-        )
-        rank += 1
-    return replace(plan, decisions=decisions)
 
 
 @dataclass(frozen=True, slots=True)

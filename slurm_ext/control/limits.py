@@ -65,15 +65,62 @@ class _Sum:
         self.cpu_minutes += minutes * size.cpus
 
 
-# Names of a resource in `Limits`, in `Size` and in words.
+# Names of a resource in `Limits`, and in words, in the order of `_wanted`.
 _RESOURCES = (
-    ("gpus", "gpus", "GPUs"),
-    ("nodes", "nodes", "nodes"),
-    ("cpus", "cpus", "CPUs"),
-    ("memory_mib", "memory_mib", "MiB of memory"),
+    ("gpus", "GPUs"),
+    ("nodes", "nodes"),
+    ("cpus", "CPUs"),
+    ("memory_mib", "MiB of memory"),
 )
-_MINUTES = (("gpu", "gpus", "GPU minutes"), ("cpu", "cpus", "CPU minutes"))
-_NOTHING = _Sum()
+_MINUTES = (("gpu", "GPU minutes"), ("cpu", "CPU minutes"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One limit that binds a kind of job.
+
+    ``which`` is the place in `_wanted` of what it bounds; ``used`` holds what is in use, by the
+    name ``attribute``; without it ``spent`` is. ``least`` turns the comparison round.
+    """
+
+    holder: str
+    most: float
+    which: int
+    words: str
+    used: _Sum | None = None
+    attribute: str = ""
+    spent: float = 0.0
+    per_job: bool = False
+    least: bool = False
+
+    def why_over(self, wanted: float) -> str:
+        """Why so much would be too much; empty where it is not."""
+        if self.least:
+            if wanted < self.most:
+                return f"{self.holder} asks for at least {self.most} {self.words}"
+            return ""
+        used = self.spent if self.used is None else getattr(self.used, self.attribute)
+        if used + wanted <= self.most:
+            return ""
+        if self.per_job:
+            return f"{self.holder} allows {self.most} {self.words}, it would take {wanted:.0f}"
+        return (
+            f"{self.holder} allows {self.most} {self.words}: {used:.0f} in use,"
+            f" it would take {wanted:.0f}"
+        )
+
+
+def _wanted(size: Size) -> tuple[float, ...]:
+    """What the job would take of each thing that may be bounded."""
+    minutes = (size.limit_s or 0.0) / 60.0
+    return (
+        size.gpus,
+        size.nodes,
+        size.cpus,
+        size.memory_mib,
+        size.gpus * minutes,
+        size.cpus * minutes,
+    )
 
 
 def present_size(job: Job, now: float | None = None) -> Size:
@@ -110,13 +157,23 @@ def _up(value: float) -> int:
     return int(-(-value // 1))
 
 
+_Kind = tuple[str, str, str, str]
+
+
+def _kind(job: Job) -> _Kind:
+    """What decides which limits bind a job: jobs come in thousands, these in dozens."""
+    return (job.partition, job.qos, job.account, job.user)
+
+
 class Usage:
     """What is in use per limit holder of one snapshot, and whether a job fits beside it."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._limits = snapshot.limits
         self._partitions = {p.name: p for p in snapshot.partitions}
-        self._chains: dict[tuple[str, str, str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._chains: dict[_Kind, tuple[tuple[str, ...], tuple[str, ...]]] = {}
+        self._checks: dict[_Kind, tuple[_Check, ...]] = {}
+        self._longest: dict[_Kind, float | None] = {}
         self._sums: dict[tuple[str, str], _Sum] = {}
 
     def add(self, job: Job, size: Size, sign: int = 1) -> None:
@@ -124,7 +181,7 @@ class Usage:
         qos, associations = self._chain(job)
         for key in (*qos, *associations):
             for part in ("", f"user {job.user}", f"account {job.account}"):
-                self._sums.setdefault((key, part), _Sum()).add(size, sign)
+                self._sum(key, part).add(size, sign)
 
     def why_over(self, job: Job, size: Size) -> str:
         """The limit that the job would break with this size, in words; empty when none."""
@@ -132,21 +189,26 @@ class Usage:
         most = partition.max_nodes if partition is not None else None
         if most is not None and size.nodes > most:
             return f"partition {job.partition} allows {most} nodes per job"
-        qos, associations = self._chain(job)
-        named: set[str] = set()
-        for key, limits in self._known(qos):
-            if reason := self._over(job, size, key, limits, named, own=True):
+        kind = _kind(job)
+        checks = self._checks.get(kind)
+        if checks is None:
+            checks = self._checks[kind] = tuple(self._binding(job))
+        wanted = _wanted(size)
+        for check in checks:
+            if reason := check.why_over(wanted[check.which]):
                 return reason
-            named |= {name for name in _LIMITS if getattr(limits, name) is not None}
-        own = True
-        for key, limits in self._known(associations):
-            if reason := self._over(job, size, key, limits, named, own=own):
-                return reason
-            own = False
         return ""
 
     def longest_s(self, job: Job) -> float | None:
         """The longest time limit that partition, QOS and association allow; ``None`` = any."""
+        kind = _kind(job)
+        if kind not in self._longest:
+            self._longest[kind] = self._longest_of(job)
+        return self._longest[kind]
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _longest_of(self, job: Job) -> float | None:
         qos, associations = self._chain(job)
         known = [limits for _, limits in self._known(qos)]
         known += [limits for _, limits in self._known(associations)][:1]
@@ -156,11 +218,13 @@ class Usage:
             found.append(partition.max_time_s)
         return min(found, default=None)
 
-    # -- inside ----------------------------------------------------------------------------------
+    def _sum(self, key: str, part: str) -> _Sum:
+        """What is in use of one holder, or of one of its users or accounts."""
+        return self._sums.setdefault((key, part), _Sum())
 
     def _chain(self, job: Job) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Keys of the QOS and of the associations that bind the job, in Slurm's order."""
-        kind = (job.partition, job.qos, job.account, job.user)
+        kind = _kind(job)
         found = self._chains.get(kind)
         if found is None:
             found = self._chains[kind] = (self._qos(job), self._associations(job))
@@ -192,51 +256,61 @@ class Usage:
             if found is not None:
                 yield key, found
 
-    def _over(
-        self, job: Job, size: Size, key: str, limits: Limits, named: Collection[str], *, own: bool
-    ) -> str:
-        """The limit of this holder that would be broken, other than those ``named`` before.
+    def _binding(self, job: Job) -> Iterator[_Check]:
+        """The limits that bind jobs of this kind, in the order in which Slurm looks for them.
+
+        The first QOS that names a limit is the one that counts for it.
+        """
+        qos, associations = self._chain(job)
+        named: set[str] = set()
+        for key, limits in self._known(qos):
+            yield from self._of_holder(job, key, limits, named, own=True)
+            named |= {name for name in _LIMITS if getattr(limits, name) is not None}
+        own = True
+        for key, limits in self._known(associations):
+            yield from self._of_holder(job, key, limits, named, own=own)
+            own = False
+
+    def _of_holder(
+        self, job: Job, key: str, limits: Limits, named: Collection[str], *, own: bool
+    ) -> Iterator[_Check]:
+        """The limits of one holder, other than those ``named`` before.
 
         ``own`` tells that its limits per job are the job's.
         """
-        for name, wanted, used, words in self._rows(job, size, key, limits, own):
-            most = None if name in named else getattr(limits, name)
-            if most is None or used + wanted <= most:
-                continue
-            if name.endswith("_per_job"):
-                return f"{limits.name} allows {most} {words}, it would take {wanted:.0f}"
-            return (
-                f"{limits.name} allows {most} {words}: {used:.0f} in use,"
-                f" it would take {wanted:.0f}"
-            )
-        if own and limits.min_gpus_per_job is not None and size.gpus < limits.min_gpus_per_job:
-            return f"{limits.name} asks for at least {limits.min_gpus_per_job} GPUs per job"
-        return ""
 
-    def _rows(
-        self, job: Job, size: Size, key: str, limits: Limits, own: bool
-    ) -> Iterator[tuple[str, float, float, str]]:
-        """(name of the limit, what the job would take, what is in use, words)."""
-        group = self._sums.get((key, ""), _NOTHING)
-        user = self._sums.get((key, f"user {job.user}"), _NOTHING)
-        account = self._sums.get((key, f"account {job.account}"), _NOTHING)
-        for name, attribute, words in _RESOURCES:
-            wanted = getattr(size, attribute)
-            if own:
-                yield f"max_{name}_per_job", wanted, 0, f"{words} per job"
-            yield f"grp_{name}", wanted, getattr(group, attribute), f"{words} at once"
-            used = getattr(user, attribute)
-            yield f"max_{name}_per_user", wanted, used, f"{words} per user at once"
-            used = getattr(account, attribute)
-            yield f"max_{name}_per_account", wanted, used, f"{words} per account at once"
-        for name, attribute, words in _MINUTES:
-            minutes = getattr(size, attribute) * (size.limit_s or 0.0) / 60.0
-            if own:
-                yield f"max_{name}_minutes_per_job", minutes, 0, f"{words} per job"
-            running = getattr(group, f"{name}_minutes")
-            yield f"grp_{name}_run_minutes", minutes, running, f"{words} of running jobs"
-            used = getattr(limits, f"used_{name}_minutes")
-            yield f"grp_{name}_minutes", minutes, used, f"{words} in all"
+        def most(name: str) -> float | None:
+            value: float | None = None if name in named else getattr(limits, name)
+            return value
+
+        holder = limits.name
+        group = self._sum(key, "")
+        user = self._sum(key, f"user {job.user}")
+        account = self._sum(key, f"account {job.account}")
+        for which, (name, words) in enumerate(_RESOURCES):
+            per_job = most(f"max_{name}_per_job") if own else None
+            if per_job is not None:
+                yield _Check(holder, per_job, which, f"{words} per job", per_job=True)
+            for limit, used, what in (
+                (f"grp_{name}", group, f"{words} at once"),
+                (f"max_{name}_per_user", user, f"{words} per user at once"),
+                (f"max_{name}_per_account", account, f"{words} per account at once"),
+            ):
+                if (bound := most(limit)) is not None:
+                    yield _Check(holder, bound, which, what, used, name)
+        for which, (name, words) in enumerate(_MINUTES, len(_RESOURCES)):
+            per_job = most(f"max_{name}_minutes_per_job") if own else None
+            if per_job is not None:
+                yield _Check(holder, per_job, which, f"{words} per job", per_job=True)
+            if (bound := most(f"grp_{name}_run_minutes")) is not None:
+                what = f"{words} of running jobs"
+                yield _Check(holder, bound, which, what, group, f"{name}_minutes")
+            if (bound := most(f"grp_{name}_minutes")) is not None:
+                spent = getattr(limits, f"used_{name}_minutes")
+                yield _Check(holder, bound, which, f"{words} in all", spent=spent)
+        if own and limits.min_gpus_per_job is not None:
+            least = limits.min_gpus_per_job
+            yield _Check(holder, least, 0, "GPUs per job", least=True)
 
 
 _LIMITS = tuple(name for name in Limits.__dataclass_fields__ if name.startswith(("max_", "grp_")))

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 
 from slurm_ext.control.changes import DecisionLog
 from slurm_ext.control.config import Config
-from slurm_ext.control.decide import COOLING, Decided
+from slurm_ext.control.decide import Decided
+from slurm_ext.control.delays import COOLING
 from slurm_ext.control.documents import DocumentKeeper, build_documents
 from slurm_ext.control.ledger import Ledger
 from slurm_ext.control.metrics import Metrics

@@ -7,7 +7,9 @@ tell the user". They carry data, not behaviour.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class SlurmExtError(Exception):

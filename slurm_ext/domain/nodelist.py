@@ -7,10 +7,13 @@ Without ``re``: every rank of a job imports this before its program starts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from slurm_ext.domain.errors import DataError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 MAX_NAMES = 100_000
 _EMPTY = frozenset({"", "(null)", "None", "None assigned", "N/A", "n/a"})

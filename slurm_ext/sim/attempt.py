@@ -149,8 +149,14 @@ def restarts(job: SimJob, progress: Progress, delay_s: float = 0.0) -> tuple[Can
     left = progress.left_seen
     if left == 1.0 and not delay_s:
         return job.candidates
+    # Built by hand: this is what a replay with running jobs that may be stopped spends its time on.
     return tuple(
-        replace(item, remaining_s=_later(left_of(item.remaining_s, job.start_up_s, left), delay_s))
+        Candidate(
+            item.job_ids,
+            item.configuration,
+            _later(left_of(item.remaining_s, job.start_up_s, left), delay_s),
+            item.throughput,
+        )
         for item in job.candidates
     )
 

@@ -2,10 +2,12 @@
 
     python -m tests.bench.pause [--schedules 10000] [--seed N] [--json FILE]
     python -m tests.bench.pause --explore
+    python -m tests.bench.pause --chaos 20 [--seed N]
 
 The first form runs random schedules on a simulated transport (pause_schedules.py); ``--seed`` tells
 the story of one of them. The second searches all behaviours of small jobs without a bound on the
-faults (pause_explore.py; minutes). Exits with 1 when anything is wrong, or when the schedules
+faults (pause_explore.py; minutes). The third does it with real ranks over gloo (pause_chaos.py,
+needs torch). Exits with 1 when anything is wrong, or when the schedules
 were too tame to say anything.
 """
 
@@ -97,15 +99,32 @@ def explore() -> list[dict[str, Any]]:
     return rows
 
 
+def _chaos(args: argparse.Namespace) -> int:
+    """Real ranks; torch is needed for this alone."""
+    from tests.bench.pause_chaos import chaos
+
+    sizes = tuple(int(part) for part in args.ranks.split(","))
+    first, count = (args.first, args.chaos) if args.seed is None else (args.seed, 1)
+    result = chaos(first, count, sizes)
+    print(json.dumps(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if result["wrong"] else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked; 0 only where nothing is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--schedules", type=int, default=10_000, metavar="N", help="(%(default)s)")
     parser.add_argument("--first", type=int, default=0, help="seed of the first (%(default)s)")
     parser.add_argument("--seed", type=int, help="tell the story of this schedule")
+    parser.add_argument("--chaos", type=int, default=0, metavar="N", help="runs of real ranks")
+    parser.add_argument("--ranks", default="2,3,4", help="sizes for --chaos (%(default)s)")
     parser.add_argument("--explore", action="store_true", help="search small jobs exhaustively")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     args = parser.parse_args(argv)
+    if args.chaos:
+        return _chaos(args)
     if args.seed is not None:
         logging.disable(logging.WARNING)
         story = run_schedule(args.seed)

@@ -148,13 +148,14 @@ class Twin:
         times = {job.job_id: job.true_run_s for job in self.jobs}
         return launch_seconds(self.real, lambda run: times[run.job_id][run.gpus])
 
-    def fit(self) -> Overhead:
-        """The overhead under which the simulated starts are nearest to the real ones."""
+    def fit(self, cycles_s: Sequence[float], epilogs_s: Sequence[float]) -> Overhead:
+        """The overhead under which the simulated starts are nearest to the real ones, of a grid in
+        real seconds."""
         return calibrate(
             self.real,
             self.simulate,
-            [each * self.scale for each in CYCLES_S],
-            [each * self.scale for each in EPILOGS_S],
+            [each * self.scale for each in cycles_s],
+            [each * self.scale for each in epilogs_s],
             Overhead(launch_s=self.launch_s()),
         )
 
@@ -166,12 +167,17 @@ def _daemons_policy(scale: float) -> Policy:
     return TitanPolicy(TitanConfig(weights=weights, waiting_limit_s=_DAY_S))
 
 
-def compare(first: Record, second: Record) -> list[Finding]:
+def compare(
+    first: Record,
+    second: Record,
+    cycles_s: Sequence[float] = CYCLES_S,
+    epilogs_s: Sequence[float] = EPILOGS_S,
+) -> list[Finding]:
     """Calibrate on the first record, judge on the second."""
     found = []
     for variant in VARIANTS:
         known, unseen = Twin(first, variant), Twin(second, variant)
-        overhead = known.fit()
+        overhead = known.fit(cycles_s, epilogs_s)
         real = unseen.real
         jct = sum(run.end_s - run.submit_s for run in real) / len(real)
         span = max(run.end_s for run in real) - min(run.submit_s for run in real)

@@ -53,7 +53,7 @@ code=$?
 mark "end-$code"
 exit $code
 """
-_PROGRAMS = ("ft_train.py", "ft_loop.py")
+_PROGRAMS = ("ft_train.py", "ft_loop.py", "ft_deaf.py")
 
 
 def install(cluster: Cluster) -> None:

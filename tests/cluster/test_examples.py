@@ -10,9 +10,9 @@ from tests.unit.site.prose import SITE, forms
 
 EXAMPLES = SITE / "examples"
 BIN = "/home/alice/bin"
-# Stands for python, torchrun and accelerate: one line for each process that srun starts.
 # What ft-run does has its own tests; here it only takes its options away.
 FT_RUN = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift\nexec "$@"\n'
+# Stands for python, torchrun and accelerate: one line for each process that srun starts.
 STUB = '#!/bin/sh\necho "process $SLURM_PROCID of $SLURM_NTASKS gpus=$CUDA_VISIBLE_DEVICES"\n'
 
 
@@ -42,4 +42,5 @@ def test_every_example_is_resizable_in_the_form_that_its_readme_says_and_runs(cl
         assert len(processes) == int(processes[0][1]) == directive.req.ntasks, (name, said)
         gpus = {len(devices.split(",")) for *_, devices in processes}
         per_process = 1 if expected[name] == "rank-per-gpu" else 4
-        assert gpus == {2 if name == "accelerate.sbatch" else per_process}, (name, said)
+        two = name in ("accelerate.sbatch", "hooks.sbatch")
+        assert gpus == {2 if two else per_process}, (name, said)

@@ -13,15 +13,15 @@ from ci.cluster import Cluster
 from slurm_ext.domain.attempt import Cause
 from tests.cluster import ft
 
-# Relative, of the loss of one step; measured between 1 and 4 ranks after 60 steps: see the assert.
-LOSS_TOLERANCE = 1e-3
+# Relative, of the loss of one step; measured: 1.6e-7 between two and four ranks after 40 steps.
+LOSS_TOLERANCE = 1e-5
 # Of a job that is told to leave: at most one step may be lost when the grace allowed the save.
 MAX_LOST_STEPS = 1
 
 
 def train(desk: ft.Desk, name: str, arguments: str, *options: str) -> ft.Job:
-    """Submit the small trainer on four ranks of two nodes."""
-    return desk.submit(name, f"ft_train.py {arguments}", "-N2", "-n4", *options)
+    """Submit the small trainer on two nodes."""
+    return desk.submit(name, f"ft_train.py {arguments}", "-N2", *options)
 
 
 def assert_little_lost(job: ft.Job, attempt: int) -> None:
@@ -38,7 +38,7 @@ def test_preempted_and_resumed_on_other_nodes_to_the_last_bit(
 ) -> None:
     """Warned by the signal of its own choice, as PreemptParameters=send_user_signal allows."""
     steps = 60
-    calm = train(desk, "calm", f"--noise --steps {steps}")
+    calm = train(desk, "calm", f"--noise --steps {steps}", "-n4")
     calm.assert_completed()
     assert calm.restarts == 0
     wanted = ft.losses(calm.log())
@@ -51,6 +51,7 @@ def test_preempted_and_resumed_on_other_nodes_to_the_last_bit(
         desk,
         "disturbed",
         f"--noise --hurry --step-s 0.4 --steps {steps}",
+        "-n4",
         "--partition=preempt",
         "--signal=USR2@60",
     )
@@ -75,18 +76,20 @@ def test_sig_term_only_resumed_on_half_the_ranks_within_tolerance(
 ) -> None:
     """Told by SIGTERM alone. Without random numbers of each rank, both sizes compute the same."""
     steps = 40
-    job = train(desk, "halved", f"--hurry --step-s 0.4 --steps {steps}", "--partition=preempt")
+    job = train(
+        desk, "halved", f"--hurry --step-s 0.4 --steps {steps}", "-n2", "--partition=preempt"
+    )
     job.wait_step(4)
     thief = desk.preempt(f"--nodelist={job.marks('begin')[0][2]}")
     job.wait_restarts(1)
-    ranks.exec(["scontrol", "update", f"JobId={job.id}", "NumNodes=1", "NumTasks=2"])
+    ranks.exec(["scontrol", "update", f"JobId={job.id}", "NumNodes=1", "NumTasks=1"])
     job.assert_completed(120)
     desk.cancel(thief)
-    calm = train(desk, "calm-without-noise", f"--steps {steps}")
+    calm = train(desk, "calm-without-noise", f"--steps {steps}", "-n2")
     calm.assert_completed()
     assert_little_lost(job, 0)
     log = job.log()
-    assert {row["ranks"] for row in log if row["attempt"] == 1} == {2}
+    assert {row["ranks"] for row in log if row["attempt"] == 1} == {1}
     wanted, found = ft.losses(calm.log()), ft.losses(log, 1)
     assert max(found) == steps
     worst = max(abs(float.fromhex(found[step]) / float.fromhex(wanted[step]) - 1) for step in found)

@@ -35,6 +35,16 @@ CASES = {
         "tests/unit/control/test_reconcile.py",
         "test_slurms_requeue_delay_is_lifted_for_a_start",
     ),
+    "requeue-storm": (
+        "requeues of a job, or of a whole rack, without a bound",
+        "tests/unit/control/test_resume.py",
+        "test_requeue_storm_each_cause_has_its_own_growing_cooldown",
+    ),
+    "preempt-cancel-cluster": (
+        "a site cancels what it preempts, and everybody waits for the job to come back",
+        "tests/unit/cli/test_check.py",
+        "test_preempt_cancel_cluster_the_fix_names_the_mode",
+    ),
     "nodes>min": (
         "more required nodes than the node count keep a job pending for ever",
         "tests/unit/control/test_reconcile.py",
@@ -99,8 +109,7 @@ CASES = {
 
 LATER = {
     "sig-array, sig-usr1-nccl, sig-handler-work, sig-term-only, sig-one-rank, sig-in-collective,"
-    " sig-30s, sig-bash, sig-step-race, preempt-cancel-cluster, preempt-het, requeue-storm,"
-    " log-overwrite": ("the rank wrapper"),
+    " sig-30s, sig-bash, sig-step-race, preempt-het, log-overwrite": ("the rank wrapper"),
     "ckpt-atomic, ckpt-pile, pause-lock-peers, pause-restore-fails, pause-nvls, watchdog,"
     " pg-abort-kills, timeout-order": "checkpoints and coordinated pause",
     "hot-spare-extra, straggler-hidden, ckpt-aware-victim": "fail-slow detection and preemption",

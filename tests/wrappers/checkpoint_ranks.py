@@ -18,6 +18,7 @@ LIMIT_S = 20.0
 
 def open_store(root: Path | str, **options: Any) -> CheckpointStore:
     """A store of all ranks, with a group of its own."""
+    torch.set_num_threads(1)  # threads of torch's own do not survive the forks of other tests
     if not dist.is_initialized():
         return CheckpointStore(Path(root), SoloComm(), **options)
     from slurm_ft.session.comms.torch_group import TorchComm

@@ -1,9 +1,10 @@
 """A program as ft-run sees one, without torch: it keeps a status file and obeys signals.
 
-    launch_program.py [--exit=N] [--after=S] [--deaf] [--bare] [--ready=FILE] [--leaving=WORD]
+    launch_program.py [--exit=N] [--after=S] [--save=S] [--deaf] [--bare] [--ready=FILE] ...
 
-It counts steps until a signal of FT_SIGNALS comes, "saves", and leaves as a session does. ``--deaf``
-never leaves, ``--bare`` has no session at all, ``--after`` ends it with ``--exit`` by itself.
+It waits until a signal of FT_SIGNALS comes, "saves", and leaves as a session does. ``--deaf`` never
+leaves, ``--bare`` has no session at all, ``--after`` ends it with ``--exit`` by itself. In
+``--ready``, {rank} and {start} (how often torchrun has started it before) are replaced.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def main() -> int:
     parser.add_argument("--after", type=float, default=60.0)
     parser.add_argument("--deaf", action="store_true")
     parser.add_argument("--bare", action="store_true")
-    parser.add_argument("--ready", type=Path)
+    parser.add_argument("--ready")
+    parser.add_argument("--save", type=float, default=0.1)
     parser.add_argument("--leaving", default=status.SIGNALLED)
     parser.add_argument("--restored", type=int, default=0)
     parser.add_argument("--saved", type=int, default=10)
@@ -49,11 +51,13 @@ def main() -> int:
 
     tell()
     if args.ready:
-        args.ready.write_text(f"{os.getpid()}\n")
+        start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        ready = args.ready.format(rank=os.environ["RANK"], start=start)
+        Path(ready).write_text(f"{os.getpid()}\n")
     end = time.monotonic() + args.after
     while time.monotonic() < end:
         if heard and not args.deaf:
-            time.sleep(0.1)
+            time.sleep(args.save)
             print("heard", *heard, flush=True)
             tell(step=args.saved, saved_step=args.saved, save_s=0.1, leaving=args.leaving)
             return exits.ABANDONED if args.leaving == status.LOST_PEER else exits.REQUEUE

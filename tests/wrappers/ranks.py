@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+# Loaded here, once, because every rank would load them otherwise: the first optimizer imports the
+# former, the first save the latter.
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.checkpoint
 
 RANK_ERROR = 99
 

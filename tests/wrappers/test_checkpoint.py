@@ -6,13 +6,15 @@ import json
 import os
 import random
 import shutil
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from slurm_ft.checkpoint.errors import CheckpointError
+from slurm_ft.checkpoint.errors import CheckpointError, LostPeerError
 from slurm_ft.checkpoint.layout import LATEST, examine
 from slurm_ft.checkpoint.manifest import MANIFEST, Meta
 from slurm_ft.checkpoint.store import CheckpointStore
@@ -41,6 +43,7 @@ def test_an_optimizer_that_has_not_stepped_gets_its_moments_back(tmp_path: Path)
     expected = train(model, optimizer, 4)
 
     model, optimizer = small_model(2)
+    optimizer.param_groups[0]["setting_of_a_newer_torch"] = 5
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     loaded = open_store(tmp_path).load(
         {"model": model, "optimizer": optimizer, "scheduler": scheduler}
@@ -50,6 +53,8 @@ def test_an_optimizer_that_has_not_stepped_gets_its_moments_back(tmp_path: Path)
     assert loaded.step == 3
     assert loaded.random[0] == "python"
     assert scheduler.last_epoch == 1
+    assert optimizer.param_groups[0]["setting_of_a_newer_torch"] == 5
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)  # the scheduler's, not 0.01
     assert train(model, optimizer, 4) == expected  # bit-equal: same data, same moments
 
 
@@ -189,6 +194,40 @@ def test_four_ranks_save_and_any_number_loads(tmp_path: Path, how: str) -> None:
     assert len(manifest["rng"]) == 4
 
 
+def _sharded_optimizer(rank: int, root: str, load: bool) -> list[list[float]]:
+    mesh = mesh_here()
+    torch.manual_seed(3)
+    layer = torch.nn.Linear(6, 8, bias=False)
+    layer.weight = torch.nn.Parameter(sharded(layer.weight.detach().clone(), mesh))
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    store = open_store(root)
+    if load:
+        with torch.no_grad():
+            layer.weight.zero_()
+        assert store.load({"model": layer, "optimizer": optimizer}) is not None
+    steps = 1 if load else 2
+    seen = []
+    for step in range(steps):
+        loss = (layer(replicated(torch.ones(2, 6), mesh)) ** 2).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        seen.append(layer.weight.full_tensor().flatten().tolist())  # type: ignore[operator]
+        if step == 0 and not load:
+            store.save(1, {"model": layer, "optimizer": optimizer})
+    moment = optimizer.state[layer.weight]["exp_avg"]
+    assert isinstance(moment, type(layer.weight.data))
+    assert moment.placements == layer.weight.placements
+    return [seen[-1]]
+
+
+def test_moments_of_sharded_parameters_are_made_sharded(tmp_path: Path) -> None:
+    (expected, _) = values(run_ranks(2, _sharded_optimizer, str(tmp_path), False))
+    for size in (2, 3):
+        for found in values(run_ranks(size, _sharded_optimizer, str(tmp_path), True)):
+            assert found[0] == pytest.approx(expected[0], abs=1e-6)
+
+
 def _collide(rank: int, root: str, key: str, check: str) -> str:
     store = open_store(root, check_replicas=check)
     state = {"layers.0": torch.ones(4), key: torch.full((4,), float(rank))}
@@ -238,6 +277,78 @@ def test_a_disk_that_is_full_for_one_rank_fails_the_save_on_all(tmp_path: Path) 
         assert "No space left on device" in words[1]
     assert [c.step for c in examine(tmp_path).complete] == [3, 1]
     assert examine(tmp_path).unfinished == ()
+
+
+def _one_hangs(rank: int, root: str, over: str) -> list[str]:
+    """Rank 1's disk hangs during the second save, longer than the store waits."""
+    store = open_store(root, limit_s=1.0, keep=9)
+    told: list[str] = []
+    real = os.fsync
+
+    def hang(handle: int) -> None:
+        while not os.path.exists(over):
+            time.sleep(0.01)
+        real(handle)
+
+    def attempt(step: int) -> None:
+        try:
+            store.start(step, {f"part{rank}": torch.full((4,), float(step))})
+            store.finish()
+            told.append("")
+        except CheckpointError as exc:
+            told.append(str(exc))
+
+    attempt(1)
+    os.fsync = hang if rank == 1 else real
+    began = time.monotonic()
+    attempt(2)
+    attempt(3)
+    told.append(f"{time.monotonic() - began:.1f}")
+    Path(over).touch()
+    os.fsync = real
+    until = time.monotonic() + 20
+    while store._abandoned is not None and not store._abandoned.done():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    store.comm.barrier()
+    attempt(4)
+    return told
+
+
+def test_a_disk_that_hangs_fails_the_save_and_not_the_job(tmp_path: Path) -> None:
+    found = values(run_ranks(2, _one_hangs, str(tmp_path / "c"), str(tmp_path / "over")))
+    for told in found:
+        assert told[0] == told[4] == ""
+        assert "not saved within 1 s" in told[1]
+        assert "an earlier save" in told[2]
+        assert float(told[3]) < 5.0
+    # What ran over its limit became complete in the end, and harmed nothing.
+    assert [c.step for c in examine(tmp_path / "c").complete] == [4, 2, 1]
+
+
+def _one_stops(rank: int, root: str) -> str:
+    """Rank 1 is stopped, main thread and all."""
+    from slurm_ft.session.comms.torch_group import TorchComm
+
+    store = CheckpointStore(
+        Path(root), TorchComm(2.0), group=dist.new_group(backend="gloo"), limit_s=60.0
+    )
+    store.start(1, {f"part{rank}": torch.ones(4)})
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        store.finish()
+    except LostPeerError:
+        return f"{time.monotonic() - began:.1f}"
+    return "saved"
+
+
+def test_a_rank_that_does_not_answer_is_not_waited_for_beyond_the_limit(tmp_path: Path) -> None:
+    first, second = run_ranks(2, _one_stops, str(tmp_path), limit_s=7.0)
+    assert second.code == -signal.SIGKILL  # by the test, being stopped for ever
+    assert first.code == 0, first.error
+    assert float(first.value) < 6.0
 
 
 def test_damage_is_found_before_anything_is_loaded(

@@ -7,13 +7,14 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.files import FileStore
 from slurm_ft.checkpoint.layout import examine
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.session.comms.solo import SoloComm
 
-from tests.wrappers.checkpoint_ranks import comm_here
+from tests.wrappers.checkpoint_ranks import comm_here, open_store
 from tests.wrappers.ranks import run_ranks, values
 
 
@@ -88,6 +89,15 @@ def test_a_link_is_no_content(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a name of ours"):
         store.save(1, lambda d: (d / "MANIFEST.json").write_text("{}") and None)
     assert examine(tmp_path).complete == ()
+
+
+def test_the_two_kinds_of_checkpoint_are_told_apart(tmp_path: Path) -> None:
+    FileStore(tmp_path / "a", SoloComm()).save(1, lambda d: None)
+    with pytest.raises(CheckpointError, match="save= and restore="):
+        open_store(tmp_path / "a").load({"x": torch.zeros(1)})
+    open_store(tmp_path / "b").save(1, {"x": torch.zeros(1)})
+    with pytest.raises(CheckpointError, match="state="):
+        FileStore(tmp_path / "b", SoloComm()).load(lambda d: None)
 
 
 def test_no_torch_is_needed(tmp_path: Path) -> None:

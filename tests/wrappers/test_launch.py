@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -259,6 +261,13 @@ def leave(
     return finish(process)
 
 
+def began_long_ago(slurm: Slurm) -> None:
+    """An attempt that goes on since longer than one that had no time to save anything."""
+    slurm.state.mkdir(parents=True, exist_ok=True)
+    begun = Attempts("77", (Attempt(0, time.time() - 1000.0, 1),))
+    (slurm.state / "attempts-77.json").write_text(begun.to_json())
+
+
 def soon(seconds: float) -> str:
     return (datetime.now() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
 
@@ -445,6 +454,7 @@ def test_a_deaf_program_is_killed_in_time_and_the_job_comes_back(slurm: Slurm):
 
 def test_a_program_without_a_session_is_not_requeued_blindly(slurm: Slurm):
     slurm.record(end=soon(60))
+    began_long_ago(slurm)
     code, _, err = leave(slurm, behave=("--bare",))
     assert code == 128 + signal.SIGUSR2
     assert slurm.calls("requeue") == []
@@ -468,6 +478,7 @@ def test_the_hook_saves_for_a_program_that_knows_nothing(slurm: Slurm):
 
 def test_a_failing_hook_is_no_save(slurm: Slurm):
     slurm.record(end=soon(60))
+    began_long_ago(slurm)
     _, _, err = leave(slurm, "--on-preempt=exit 4", behave=("--bare",))
     assert slurm.calls("requeue") == []
     assert "ended with 4" in err
@@ -583,3 +594,60 @@ def test_lightning_is_left_to_requeue_by_itself(slurm: Slurm):
     _, _, err = slurm.run("--requeue=auto", "--", sys.executable, str(script))
     assert slurm.calls("requeue") == []
     assert "Lightning requeues by itself" in err
+
+
+# -- who has a signal already -------------------------------------------------------------------
+
+
+def slurmstepd(slurm: Slurm, *pids: int) -> None:
+    """Signal processes as the daemon of a step does, under its name."""
+    path = slurm.root / "slurmstepd"
+    shutil.copy("/bin/sh", path)
+    words = " ".join(str(pid) for pid in pids)
+    # It stays a while: ft-run looks at who has sent the signal.
+    subprocess.run([path, "-c", f"kill -USR2 {words}; sleep 1"], check=True, timeout=30)
+
+
+def test_what_slurm_gave_to_the_whole_step_is_not_passed_on_again(slurm: Slurm):
+    """A second signal would mean "at once, without saving"."""
+    slurm.record(end=soon(60))
+    mark = slurm.root / "ready"
+    process = slurm.start(*program(f"--ready={mark}", "--save=0.5"))
+    slurmstepd(slurm, process.pid, ready(mark))
+    code, out, _ = finish(process)
+    assert (code, out) == (exits.REQUEUE, f"heard {signal.SIGUSR2:d}\n")
+    assert slurm.calls("requeue") == ["scontrol requeue 77"]
+
+
+def test_under_proctrack_pgid_it_is_passed_on(slurm: Slurm):
+    """There Slurm reaches the process group of ft-run only."""
+    conf = slurm.root / "slurm.conf"
+    conf.write_text("ProctrackType=proctrack/pgid\n")
+    slurm.record(end=soon(60))
+    mark = slurm.root / "ready"
+    process = slurm.start(*program(f"--ready={mark}"), SLURM_CONF=str(conf))
+    ready(mark)
+    slurmstepd(slurm, process.pid)
+    code, out, _ = finish(process)
+    assert (code, out) == (exits.REQUEUE, f"heard {signal.SIGUSR2:d}\n")
+
+
+def test_a_signal_from_elsewhere_is_passed_on_once(slurm: Slurm):
+    slurm.record(end=soon(60))
+    _, out, _ = leave(slurm, behave=("--save=0.5",))
+    assert out == f"heard {signal.SIGUSR2:d}\n"
+
+
+def test_other_signals_are_passed_on_and_mean_nothing(slurm: Slurm):
+    mark = slurm.root / "ready"
+    code = (
+        "import os, pathlib, signal, sys\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})\n"
+        f"pathlib.Path({str(mark)!r}).write_text(f'{{os.getpid()}}\\n')\n"
+        "sys.exit(signal.sigwait({signal.SIGHUP}))\n"
+    )
+    process = slurm.start("--", sys.executable, "-c", code)
+    ready(mark)
+    process.send_signal(signal.SIGHUP)
+    assert finish(process)[0] == signal.SIGHUP
+    assert slurm.calls() == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,10 @@ from slurm_ft.session import guard, wishes
 from slurm_ft.session.agreement import Kind
 
 from slurm_ext.domain.progress import parse_progress
-from tests.wrappers.ranks import RANK_ERROR, Outcome, run_ranks, values
+from tests.wrappers.mpi_launcher import MpiLauncher
+from tests.wrappers.ranks import RANK_ERROR, Outcome, free_port, run_ranks, values
+
+ROOT = Path(__file__).resolve().parents[2]
 
 STEP_S = 0.03
 Hook = Callable[[int, int], None]
@@ -398,3 +403,144 @@ def test_a_hook_runs_on_all_ranks_at_one_step(tmp_path: Path) -> None:
 
     replies = values(run_ranks(3, run))
     assert replies == [[[5, 6], [11, 12]]] * 3
+
+
+class Slow(torch.utils.data.Dataset[torch.Tensor]):
+    """Data whose loading takes about as long as a step."""
+
+    def __len__(self) -> int:
+        return 4000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(STEP_S / 4)
+        return torch.zeros(2)
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR2"])
+def test_a_signal_to_the_whole_group_does_not_kill_the_data_loader(
+    tmp_path: Path, name: str
+) -> None:
+    """sig-term-only: Slurm signals every process of the step, and a dead loader fails the trainer.
+
+    The loader's own way of ending its workers still works: the session leaves in time.
+    """
+
+    def run(rank: int) -> Any:
+        prepare(rank, tmp_path)
+        os.setpgid(0, 0)
+        model = torch.nn.Linear(2, 1)
+        loader = torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2)
+        with slurm_ft.session(state={"model": model}, checkpoint="sync") as ft:
+            step = ft.restore()
+            for batch in loader:
+                model(batch).sum().backward()
+                step += 1
+                if step == 6:
+                    # By another process than the workers' parent, as slurmstepd is.
+                    kill = ["kill", "-s", name, "--", f"-{os.getpgid(0)}"]
+                    subprocess.run(kill, check=True, preexec_fn=lambda: os.setpgid(0, 0))
+                time.sleep(STEP_S)
+                ft.step(step)
+        return None
+
+    (outcome,) = run_ranks(1, run)
+    assert outcome.code == exits.REQUEUE, outcome.error
+    end = told(tmp_path, 0)
+    assert (end.leaving, end.heard) == (status.SIGNALLED, f"SIG{name}")
+    assert complete_steps(tmp_path) == [end.step]
+    assert end.failed is None
+
+
+FAILING_PROGRAM = """
+import time
+import torch.distributed as dist
+import slurm_ft
+
+dist.init_process_group("gloo")
+with slurm_ft.session() as ft:
+    for step in range(1, 10_000):
+        time.sleep(0.03)
+        if step == 5 and ft.rank == 1:
+            raise ZeroDivisionError("the program's own")
+        if step == 6:
+            time.sleep(60)
+        ft.step(step)
+"""
+
+
+def test_a_rank_that_fails_ends_at_once_though_its_peer_is_busy(tmp_path: Path) -> None:
+    """Its part of a maximum is under way, and nobody will come to end it.
+
+    The interpreter's end must not wait for that, or the peers would wait for it in turn.
+    """
+    port = str(free_port())
+    programs = []
+    for rank in range(2):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "wrappers")]),
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "lo",
+            variables.STATUS: str(tmp_path / f"status-{rank}.json"),
+        }
+        command = [sys.executable, "-c", FAILING_PROGRAM]
+        programs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE))
+    busy, failing = programs
+    try:
+        _, error = failing.communicate(timeout=45)
+        assert failing.returncode == 1
+        assert b"the program's own" in error
+        assert busy.poll() is None
+        ended_s = time.time() - told(tmp_path, 1).at_s
+        assert ended_s < 10
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
+
+
+MPI_PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+from mpi4py import MPI
+
+rank = MPI.COMM_WORLD.Get_rank()
+place = Path(sys.argv[1])
+os.environ.update(
+    FT_STATUS_FILE=str(place / f"status-{rank}.json"), FT_CHECKPOINT_DIR=str(place / "ck"),
+)
+import slurm_ft
+
+def save(directory, step):
+    (directory / f"part-{rank}.json").write_text(json.dumps(step))
+
+def restore(directory, step):
+    assert json.loads((directory / f"part-{rank}.json").read_text()) == step
+
+with slurm_ft.session(save=save, restore=restore) as ft:
+    step = ft.restore()
+    print(f"rank {ft.rank} of {ft.size} from {step}", flush=True)
+    while step < 20:
+        time.sleep(0.03)
+        step += 1
+        if step == int(sys.argv[2]) and rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        ft.step(step)
+assert "torch" not in sys.modules
+"""
+
+
+def test_mpi_ranks_save_their_own_files_and_go_on(mpi: MpiLauncher, tmp_path: Path) -> None:
+    """The same session, without torch: user's functions, agreement over MPI."""
+    left = mpi.run(3, MPI_PROGRAM, str(tmp_path), "7")
+    assert left.returncode == exits.REQUEUE, left.stderr
+    for rank in range(3):
+        end = told(tmp_path, rank)
+        assert (end.leaving, end.saved_step) == (status.SIGNALLED, 8), end
+    again = mpi.run(3, MPI_PROGRAM, str(tmp_path), "0")
+    assert again.returncode == 0, again.stderr
+    assert sorted(again.stdout.split("\n"))[1:] == [f"rank {r} of 3 from 8" for r in range(3)]
+    assert all(told(tmp_path, rank).done for rank in range(3))

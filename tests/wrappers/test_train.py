@@ -25,6 +25,7 @@ import torch.distributed.pipelining
 import torch.optim
 from slurm_ft import exits
 from slurm_ft.train.__main__ import main
+from slurm_ft.train.engine import loses_no_sends
 from slurm_ft.train.layout import Layout, Wish, resolve_layout
 from slurm_ft.train.models import build_model
 from slurm_ft.train.ranks import Ranks, check_precision, joined, prepare_device
@@ -207,6 +208,17 @@ def test_a_cpu_refuses_the_precision_that_it_does_not_have(precision, refused):
     layout = Layout(precision=precision)
     with pytest.raises(ConfigError, match="a CPU has no tf32") if refused else nullcontext():
         check_precision(layout, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_1f1b_is_left_where_torch_would_lose_its_sends(fixed, monkeypatch):
+    schedules = torch.distributed.pipelining.schedules
+    if fixed:
+        monkeypatch.setattr(schedules, "_wait_batch_p2p", object(), raising=False)
+    else:
+        monkeypatch.delattr(schedules, "_wait_batch_p2p", raising=False)
+    assert loses_no_sends(torch.device("cpu")) is fixed
+    assert loses_no_sends(torch.device("cuda"))
 
 
 # --- as a program, under a session ---------------------------------------------------------------

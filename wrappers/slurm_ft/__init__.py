@@ -6,10 +6,11 @@ program starts, does not pay for the session.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+# Not typing's: importing it takes as long as all of ft-run's own modules.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from slurm_ft.session.session import Session, session
 
 __all__ = ["Session", "session"]
@@ -18,7 +19,11 @@ __all__ = ["Session", "session"]
 def __getattr__(name: str) -> Any:
     if name == "session":
         # The package, which can be called: see there.
-        return importlib.import_module("slurm_ft.session")
+        import slurm_ft.session as package
+
+        return package
     if name == "Session":
-        return importlib.import_module("slurm_ft.session.session").Session
+        from slurm_ft.session.session import Session
+
+        return Session
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

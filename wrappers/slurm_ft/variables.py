@@ -40,6 +40,8 @@ MICRO_BATCHES = "FT_MICRO_BATCHES"
 PRECISION = "FT_PRECISION"
 GRAD_CHECKPOINTING = "FT_GRAD_CHECKPOINTING"
 FROZEN = "FT_FROZEN"
+# File of a chain of tasks that the program trains one after the other (ft-run --chain).
+CHAIN = "FT_CHAIN"
 # Digest of the configuration as this rank read it: sessions compare theirs at start.
 PLAN_DIGEST = "FT_PLAN_DIGEST"
 # Mean time in seconds between failures of the job as a whole; unset: learnt from its attempts.
@@ -62,3 +64,8 @@ ON_RESUME = "FT_ON_RESUME"
 REQUEUE = "FT_REQUEUE"
 MAX_REQUEUES = "FT_MAX_REQUEUES"
 LAUNCHER = "FT_LAUNCHER"
+
+# Directory that takes the state of a rank in host memory while it is paused; unset: it stays.
+PAUSE_SPILL = "FT_PAUSE_SPILL"
+# Seconds that giving back a rank's memory, or saving, may take in a pause, and taking it back.
+PAUSE_MOVE_S = "FT_PAUSE_MOVE_S"

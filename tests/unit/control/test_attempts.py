@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ext.control.decide import COOLING
+from slurm_ext.control.delays import COOLING
 from slurm_ext.control.journal import Journal
 from slurm_ext.control.spool import Spool, read_cluster, read_plan
 from slurm_ext.control.tally import lost_gpu_s, recovery_s
@@ -256,6 +256,19 @@ def test_the_requeue_delay_of_the_site_is_lifted(tmp_path):
     site.slurm.find(job).begin_s = site.now + 301
     site.cycles()
     assert site.slurm.find(job).state is JobState.RUNNING
+
+
+def test_the_delay_that_nobody_may_lift_is_foretold(tmp_path):
+    site = Site(tmp_path, act=["lease"])  # neither order nor resize: the job is left alone
+    job = site.submit(4, 10**8, auto=False)
+    site.slurm.start(job)
+    site.cycles()
+    site.slurm.requeue(job)
+    site.cycles()
+    found = read_plan(site.config.spool, int(job))
+    assert found.decision.verdict is Verdict.LEAVE
+    assert found.decision.expected_start_s == site.slurm.find(job).begin_s
+    assert found.decision.expected_start_s > site.now + 100
 
 
 # -- calibration ---------------------------------------------------------------------------------

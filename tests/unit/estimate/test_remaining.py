@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -240,6 +241,49 @@ def test_ends_at_never_after_slurms_own_end() -> None:
     assert late.value == pytest.approx(1100.0)
     declared = ends_at(running, None, 4, "v100", SOURCES, 100.0)
     assert (declared.value, declared.source) == (3600.0, Source.DECLARED)
+
+
+def test_the_end_follows_from_the_jobs_own_report_where_it_tells_its_whole_work() -> None:
+    running = job(1, state=JobState.RUNNING, start_s=0.0, end_s=3600.0)
+    report = Progress("7", 0, 100.0, 40, 4000, 20.0, 1, total_steps=100)
+    sources = EstimateSources(progress={"7": report})  # no table at all
+    end = ends_at(running, None, 4, "v100", sources, 110.0)
+    assert end.source is Source.PROGRESS
+    assert end.value == pytest.approx(100.0 + 6000 / 20.0)
+    assert end.low < end.value < end.high
+    more = EstimateSources(progress={"7": replace(report, total_samples=5000)})
+    assert ends_at(running, None, 4, "v100", more, 110.0).value == pytest.approx(150.0)
+    # An earlier attempt's report says nothing about the end of this one.
+    again = replace(running, restarts=1, start_s=105.0)
+    assert ends_at(again, None, 4, "v100", sources, 110.0).source is Source.DECLARED
+    # Whatever the job claims, Slurm ends it at its limit.
+    slow = EstimateSources(progress={"7": replace(report, samples_per_s=0.001)})
+    assert ends_at(running, None, 4, "v100", slow, 110.0).value == 3600.0
+
+
+def test_a_requeued_job_has_what_lies_behind_its_checkpoint() -> None:
+    waiting = job(1, restarts=1)
+    report = Progress("7", 0, 100.0, 50, 5000, 100.0, 1, last_checkpoint_step=40)
+    for changes, left in (
+        ({}, 6000),
+        ({"last_checkpoint_step": None}, 10_000),
+        # The attempt that reported had not saved yet, and began from step 30.
+        ({"last_checkpoint_step": None, "restored_step": 30}, 7000),
+        ({"last_checkpoint_step": 80}, 5000),  # no more than all that was reported
+    ):
+        sources = EstimateSources(index=INDEX, progress={"7": replace(report, **changes)})
+        found = made(j=waiting, sources=sources).at(1)
+        assert found is not None
+        assert found.remaining_s.value == pytest.approx(40.0 + left / 100.0)
+
+
+def test_a_program_that_tells_its_work_needs_no_declared_one() -> None:
+    report = Progress("7", 0, 100.0, 50, 5000, 100.0, 1, 50, total_steps=90)
+    sources = EstimateSources(index=INDEX, progress={"7": report})
+    found = made(directive(samples=None), job(1, restarts=1), sources).at(1)
+    assert found is not None
+    assert found.remaining_s.value == pytest.approx(40.0 + 4000 / 100.0)
+    assert "the program's own word" in found.remaining_s.note
 
 
 def test_gpu_hour_cap() -> None:

@@ -16,6 +16,7 @@ from slurm_ext.sim.costs import Costs
 from slurm_ext.sim.engine import Hardware, Run, SimJob, SimulationError, replay, seats_overlap
 from slurm_ext.sim.outages import Outage
 from slurm_ext.sim.overhead import Overhead
+from slurm_ext.sim.policies import policy_named
 
 ONE = Hardware(1, 4)
 FIFO = Backfill(reserve=False)
@@ -405,3 +406,25 @@ def test_a_view_that_nobody_keeps_is_not_copied() -> None:
 
     runs_of([job(f"j{n}", n) for n in range(20)], Script(choose, preemptive=False))
     assert len(set(parts)) == 1
+
+
+@pytest.mark.parametrize("name", ["tiresias", "optimus"])
+@pytest.mark.parametrize("delay", [0, 30])
+def test_rules_that_charge_nothing_for_a_stop_come_to_an_end_on_events(
+    name: str, delay: float
+) -> None:
+    """Every stop is an event that they react to, and a start that does no work helps nobody: no
+    job is stopped before it has run for longer than the stop costs it."""
+    jobs = [
+        job(f"j{n:02}", 40 * n, (1, 2, 4)[n % 3], 5000, 60, counts=(1, 2, 4)) for n in range(24)
+    ]
+    costs = Costs(save_s=20, requeue_delay_s=delay, overhead=Overhead(launch_s=5, epilog_s=3))
+    runs = runs_of(jobs, policy_named(name), costs=costs)
+    assert [run.cause for run in runs].count("done") == 24
+    stopped = [run for run in runs if run.cause != "done"]
+    assert stopped
+    # A stop costs saving, the delay (or the epilog), launch and start-up.
+    cost = 20 + max(delay, 3) + 5 + 60
+    for run in stopped:
+        assert run.end_s - run.start_s > cost
+        assert run.share > 0

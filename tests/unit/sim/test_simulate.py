@@ -215,3 +215,34 @@ def test_runs_without_a_common_policy_are_refused(trace, free, tmp_path, capsys)
     assert simulate("compare", one, two) == 1
     assert "no common policy (fifo, srtf; backfill)" in capsys.readouterr().err
     assert simulate("compare", one, str(tmp_path / "absent.json")) == 1
+
+
+def test_merging_is_asked_for_and_can_be_left_out(capsys):
+    words = ["--trace", "FM-1-vit-large", "--limit", "60", "--noheader", "-q", "-o", "%a"]
+    words += ["--policy", "titan"]
+
+    def jct(*more: str) -> float:
+        assert simulate(*words, *more) == 0
+        return float(capsys.readouterr().out)
+
+    plain = jct()
+    assert jct("--merge", "1") < plain
+    assert jct("--merge", "1", "--no-merge") == plain
+    assert jct("--merge", "1,1") > jct("--merge", "1")
+    for bad in ("2", "x", "1,-1"):
+        with pytest.raises(SystemExit) as caught:
+            simulate(*words, "--merge", bad)
+        assert caught.value.code == 2
+
+
+def test_pipeline_switches_of_a_costs_file_can_be_left_out(tmp_path, capsys):
+    path = tmp_path / "costs.csv"
+    path.write_text(
+        "kind,model,gpu_type,seconds\ncheckpoint,,,30\ncold_start,,,46\npipeline_switch,,,6\n"
+    )
+    words = ["--trace", "FM-1-vit-large", "--limit", "60", "--noheader", "-q", "-o", "%a"]
+    words += ["--policy", "titan", "--costs", str(path)]
+    assert simulate(*words) == 0
+    on = float(capsys.readouterr().out)
+    assert simulate(*words, "--no-switch") == 0
+    assert on < float(capsys.readouterr().out)

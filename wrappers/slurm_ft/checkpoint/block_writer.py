@@ -36,9 +36,10 @@ from slurm_ft.checkpoint.blocks import BLOCK_BYTES, BlockStore, cut
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.hashing import write_new
 from slurm_ft.checkpoint.manifest import BlockEntry
+from slurm_ft.checkpoint.planner import told_as
 from slurm_ft.checkpoint.staging import bytes_of
 from slurm_ft.checkpoint.state import Nature
-from slurm_ft.checkpoint.writer import METADATA
+from slurm_ft.checkpoint.writer import METADATA, already, little_space
 
 # A block costs two directory entries and an fsync.
 SMALL_BYTES = 1 << 20
@@ -86,9 +87,17 @@ class BlockWriter(StorageWriter):  # type: ignore[misc]
         self.after: dict[MetadataIndex, tuple[str, ...]] = {}
         self.names: set[str] = set()
         self.blocks: dict[str, BlockEntry] = {}
+        self.problem = ""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items; on disk when this returns, but for the file's own fsync."""
+        try:
+            return already(self._write(plan, planner))
+        except Exception as exc:
+            self.problem = told_as(exc) + little_space(self._directory)
+            return already([])
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         results: list[WriteResult] = []
         with (self._directory / self._file).open("xb", buffering=0) as file:
             self.names.add(self._file)
@@ -100,14 +109,15 @@ class BlockWriter(StorageWriter):  # type: ignore[misc]
                     place = self._tensor(file, item.index, data)
                 results.append(WriteResult(item.index, place.length, place))
         self._store.settle(self.blocks.values())
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(results)
-        return future
+        return results
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator: write where everything is."""
         metadata.storage_data = {r.index: r.storage_data for each in results for r in each}
-        write_new(self._directory / METADATA, pickle.dumps(metadata))
+        try:
+            write_new(self._directory / METADATA, pickle.dumps(metadata))
+        except Exception as exc:
+            self.problem = self.problem or told_as(exc) + little_space(self._directory)
         self.names.add(METADATA)
 
     def _tensor(self, file: Any, index: MetadataIndex, tensor: torch.Tensor) -> Place:
@@ -163,11 +173,15 @@ class BlockReader(StorageReader):  # type: ignore[misc]
         self._directory = directory
         self._store = store
         self._places: dict[MetadataIndex, Place] = {}
+        self._metadata: Metadata | None = None
+        self.problem = ""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """What is where. The file was checked to be this user's own."""
-        with (self._directory / METADATA).open("rb") as file:
-            return pickle.load(file)  # noqa: S301
+        """What is where, read once. The file was checked to be this user's own."""
+        if self._metadata is None:
+            with (self._directory / METADATA).open("rb") as file:
+                self._metadata = pickle.load(file)  # noqa: S301
+        return self._metadata
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
@@ -177,6 +191,13 @@ class BlockReader(StorageReader):  # type: ignore[misc]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read this rank's items."""
+        try:
+            self._read_all(plan, planner)
+        except Exception as exc:
+            self.problem = told_as(exc)
+        return already(None)
+
+    def _read_all(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         for request in plan.items:
             place = self._places[request.storage_index]
             content = bytearray(place.length)
@@ -192,9 +213,6 @@ class BlockReader(StorageReader):  # type: ignore[misc]
             target = planner.resolve_tensor(request).detach()
             target.copy_(piece)
             planner.commit_tensor(request, target)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
 
     def _read(self, place: Place, content: memoryview) -> None:
         if place.blocks:

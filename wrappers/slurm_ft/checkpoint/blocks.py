@@ -143,6 +143,14 @@ class BlockStore:
         if done != entry.size:
             raise CheckpointError(f"{place}: {done} bytes of {entry.size}")
 
+    def absence(self, key: str, size: int) -> str | None:
+        """Why a block cannot be there whole, going by its name and size alone."""
+        try:
+            found = self.path(key).stat().st_size
+        except OSError as exc:
+            return f"{self.path(key)}: {exc.strerror}"
+        return None if found == size else f"{self.path(key)}: {found} bytes of {size}"
+
     def damage(self, key: str, size: int) -> str | None:
         """What is wrong with a block, ``None`` where its content is what its name says."""
         content = memoryview(bytearray(size))

@@ -1,4 +1,4 @@
-"""Frees blocks that no checkpoint uses. Standard library only; run by a person or a timer.
+"""Frees what no checkpoint uses. Standard library only; run by a person or a timer.
 
 Mark: the keys of every checkpoint that is noted in the store. Sweep: what is not marked and has not
 been wanted for the grace. The notes lie in the store itself, so that the collector need not be able
@@ -17,6 +17,7 @@ import fcntl
 import os
 import re
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,6 +32,9 @@ from slurm_ft.checkpoint.blocks import (
     BlockStore,
 )
 from slurm_ft.checkpoint.errors import CheckpointError
+from slurm_ft.checkpoint.layout import GONE, names_in
+from slurm_ft.checkpoint.layout import TEMPORARY as UNFINISHED
+from slurm_ft.checkpoint.retention import delete_tree
 
 DEFAULT_GRACE_S = 86400.0
 LOCK = ".collect.lock"
@@ -85,6 +89,33 @@ def collect(
                 done.freed += 1
                 done.freed_bytes += info.st_size
     return done
+
+
+def leftovers(root: Path, grace_s: float, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Delete what saves that were killed have left in a checkpoint directory; tells their names.
+
+    A save deletes them too when it begins; this is for jobs that do not come back. A directory that
+    is still written to is spared: its time of change or a file's is within the grace.
+    """
+    now = time.time()
+    gone = []
+    for name in names_in(root):
+        if name.startswith((UNFINISHED, GONE)) and now - _last_change(root / name) > grace_s:
+            gone.append(name)
+            if not dry_run:
+                delete_tree(root / name)
+    return tuple(gone)
+
+
+def _last_change(path: Path) -> float:
+    times = [path.lstat().st_mtime]
+    for parent, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            try:
+                times.append(os.lstat(os.path.join(parent, name)).st_mtime)
+            except FileNotFoundError:
+                continue  # it changes while we look, and is younger than any grace
+    return max(times)
 
 
 def _mark(store: BlockStore, oldest: float, dry_run: bool, done: Collected) -> set[str]:

@@ -119,7 +119,7 @@ def begin(
 def _prepare(
     root: Path, step: int, rules: Rules, forget: Callable[[Complete], None] | None
 ) -> Ticket:
-    # The data are the user's own; what the process's umask says about others is kept to.
+    # Readable as the umask says; never writable by others, who could then change what is unpickled.
     root.mkdir(parents=True, exist_ok=True)
     listing = examine(root)
     for name in listing.unfinished:
@@ -132,7 +132,7 @@ def _prepare(
         _fit(listing, expected, rules.quota_bytes, forget)
     serial = 1 + max((item.manifest.serial for item in listing.complete), default=0)
     directory = root / f"{TEMPORARY}{step:012d}-{secrets.token_hex(6)}"
-    directory.mkdir()
+    directory.mkdir(mode=0o755)
     return Ticket(step, serial, directory)
 
 

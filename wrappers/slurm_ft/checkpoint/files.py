@@ -90,6 +90,11 @@ class FileStore:
         )
         if chosen is None:
             return None
+        if chosen.manifest.layout != FILES:
+            raise CheckpointError(
+                f"{chosen.path} holds the state of torch objects and not what a function wrote:"
+                " give the session state="
+            )
         read(chosen.path)
         return own_part(self.comm, chosen)
 
@@ -99,15 +104,17 @@ class FileStore:
     def _hashed(self, ticket: Ticket, problem: str) -> Written:
         if words := pool(self.comm, problem, self._limit_s):
             return Written(error=words)
-        names: list[str] = []
+        seen: list[str] = []
         try:
-            if self.comm.rank == 0:
-                names = sorted(_regular_files(ticket.directory))
+            seen = sorted(_regular_files(ticket.directory))
         except (OSError, CheckpointError) as exc:
             problem = str(exc)
         if words := pool(self.comm, problem):
             return Written(error=words)
-        names = self.comm.broadcast(names)
+        # All ranks look: a node's view of a shared directory may lag, but it knows its own files.
+        views = self.comm.gather(seen)
+        union = None if views is None else sorted({name for view in views for name in view})
+        names: list[str] = self.comm.broadcast(union)
         try:
             mine = names[self.comm.rank :: self.comm.size]
             return Written(tuple(hashed(ticket.directory, name) for name in mine))

@@ -39,7 +39,7 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Create a file that is on disk when this returns (its name is, once the directory is)."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(handle, "wb") as file:
@@ -48,7 +48,7 @@ def write_new(path: Path, data: bytes, mode: int = 0o666) -> None:
         os.fsync(file.fileno())
 
 
-def replace_durably(path: Path, data: bytes, mode: int = 0o666) -> None:
+def replace_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace a file as a whole, and its name on disk too."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

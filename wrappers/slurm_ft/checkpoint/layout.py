@@ -155,9 +155,10 @@ def damage(
     complete: Complete,
     *,
     share: tuple[int, int] = (0, 1),
+    deep: bool = True,
     block_damage: Callable[[Complete, str, int], str | None] | None = None,
 ) -> Iterator[str]:
-    """Read every byte and yield what does not fit the manifest.
+    """Read every byte, unless ``deep`` is off, and yield what does not fit the manifest.
 
     ``share`` is ``(rank, size)``: this process takes every ``size``-th file, so that all ranks
     together read everything once. ``block_damage`` looks at one block of the shared store; without
@@ -165,7 +166,7 @@ def damage(
     """
     rank, size = share
     for number, entry in enumerate(complete.manifest.files):
-        if number % size == rank and (found := _file_damage(complete.path, entry)):
+        if deep and number % size == rank and (found := _file_damage(complete.path, entry)):
             yield found
     if block_damage is not None:
         for number, block in enumerate(complete.manifest.blocks):

@@ -93,14 +93,15 @@ def distrust(complete: Complete) -> str | None:
     return None
 
 
-def own_part(comm: Comm, complete: Complete) -> Loaded:
-    """Set this rank's random states and find its position."""
+def own_part(comm: Comm, complete: Complete, *, random: bool = True) -> Loaded:
+    """Set this rank's random states (unless told not to) and find its position."""
     manifest = complete.manifest
     position, done = manifest.position, tuple[str, ...]()
     if comm.rank < len(manifest.rng):
         name = manifest.rng[comm.rank]
         states, own = random_states.read(complete.path, name)
-        done = random_states.apply(states, str(complete.path / name))
+        if random:
+            done = random_states.apply(states, str(complete.path / name))
         if comm.size == manifest.world_size:
             position = own
     return Loaded(

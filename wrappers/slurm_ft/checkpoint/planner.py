@@ -15,8 +15,15 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner, WriteItem
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+)
 
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.staging import Pieces
@@ -31,12 +38,18 @@ class _Told:
 
 
 class PiecesPlanner(SavePlanner):  # type: ignore[misc]
-    """Plans from pieces; afterwards ``written`` holds what this rank had to write."""
+    """Plans from pieces; afterwards ``written`` holds what this rank had to write.
+
+    Nothing here raises into torch: what a rank raises there is pickled with its traceback, which
+    Python 3.13 refuses, and the other ranks then wait for ever. A problem is kept in ``problem``,
+    the plan becomes empty, and the commit tells everybody.
+    """
 
     def __init__(self, pieces: Pieces, words: Mapping[str, str]) -> None:
         self._pieces = pieces
         self._words = words
         self.written: frozenset[MetadataIndex] = frozenset()
+        self.problem = ""
 
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
@@ -51,23 +64,27 @@ class PiecesPlanner(SavePlanner):  # type: ignore[misc]
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Torch's own plan, once the replicas are known to be alike."""
         told = [plan.planner_data for plan in all_plans]
-        compare_replicas([each.words for each in told])
         bare = [dataclasses.replace(plan, planner_data=None) for plan in all_plans]
-        plans, metadata = DefaultSavePlanner(
-            flatten_state_dict=False, flatten_sharded_tensors=False
-        ).create_global_plan(bare)
+        default = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        try:
+            compare_replicas([each.words for each in told])
+            plans, metadata = default.create_global_plan(bare)
+        except Exception as exc:
+            self.problem = told_as(exc)
+            return [SavePlan([]) for _ in all_plans], Metadata({})
         paths = {key: path for each in told for key, path in each.paths.items()}
         return plans, dataclasses.replace(metadata, planner_data=paths)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """What is left for this rank to write; all of it must have been staged."""
         self.written = frozenset(item.index for item in new_plan.items)
-        for item in new_plan.items:
-            if item.index not in self._pieces.data:
-                raise CheckpointError(
-                    f"{item.index.fqn}: another rank was to write this and does not: the ranks'"
-                    " states changed their form between two saves; the next save stages everything"
-                )
+        absent = [i.index.fqn for i in new_plan.items if i.index not in self._pieces.data]
+        if absent:
+            self.problem = (
+                f"{absent[0]}: another rank was to write this and does not: the ranks' states"
+                " changed their form between two saves; the next save stages everything"
+            )
+            return dataclasses.replace(new_plan, items=[])
         return new_plan
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
@@ -76,17 +93,41 @@ class PiecesPlanner(SavePlanner):  # type: ignore[misc]
 
 
 class FlatLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
-    """Loads into leaves by key: tensors in place, everything else into ``leaves``."""
+    """Loads into leaves by key: tensors in place, everything else into ``leaves``.
+
+    As above, a problem of this rank is kept and nothing is raised into torch.
+    """
 
     def __init__(self, leaves: dict[str, Any]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._leaves = leaves
+        self.problem = ""
+
+    def create_local_plan(self) -> LoadPlan:
+        """What this rank reads; nothing where something is missing."""
+        try:
+            return super().create_local_plan()
+        except Exception as exc:
+            self.problem = told_as(exc)
+            return LoadPlan([])
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """Keep a value that is no tensor. The file was checked to be this user's own."""
         self._leaves[read_item.dest_index.fqn] = torch.load(
             value, map_location="cpu", weights_only=False
         )
+
+
+def told_as(exc: BaseException) -> str:
+    """An exception in one line, for the other ranks."""
+    if isinstance(exc, CheckpointException):  # torch's, and no Exception
+        each = [f"rank {rank}: {told_as(why[0])}" for rank, why in sorted(exc.failures.items())]
+        return "; ".join(each[:4])
+    if isinstance(exc, CheckpointError):
+        return str(exc)
+    if isinstance(exc, OSError):
+        return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror or exc)
+    return f"{type(exc).__name__}: {exc}".splitlines()[0]
 
 
 def compare_replicas(words: list[Mapping[str, str]]) -> None:

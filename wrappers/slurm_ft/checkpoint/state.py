@@ -110,30 +110,33 @@ def complete_flat(
 ) -> None:
     """Make a program's leaves ready to be loaded into.
 
-    An optimizer gets whatever the checkpoint has for its parameters, and an empty container gets
+    An optimizer gets whatever the checkpoint has for its parameters, and keeps its own value of a
+    setting that the checkpoint has not (a newer torch has more of them). An empty container gets
     everything that was in it. Beyond that a program gets what it has a key for, and nothing else:
     the checkpoint of a pipeline holds all stages, and a rank asks for its own.
     """
     known = metadata.state_dict_metadata
     empty = {paths[key] for key, value in flat.items() if _is_empty(value) and key not in known}
-    for key in [key for key, path in paths.items() if path in empty]:
-        del flat[key], paths[key]
+    for key, path in list(paths.items()):
+        own_setting = key not in known and _is_setting(unwrapped(state[path[0]]), path)
+        if own_setting or path in empty:
+            del flat[key], paths[key]
     for key, kind in known.items():
-        path = own_path(metadata.planner_data or {}, key)
-        if key in flat or path is None or path[0] not in state:
+        at = own_path(metadata.planner_data or {}, key)
+        if key in flat or at is None or at[0] not in state:
             continue
-        holder = unwrapped(state[path[0]])
+        holder = unwrapped(state[at[0]])
         if isinstance(holder, torch.optim.Optimizer):
-            wanted = path[1] != "state" or _parameter_of(holder, path) is not None
+            wanted = at[1] != "state" or _parameter_of(holder, at) is not None
         else:
-            wanted = any(path[:length] in empty for length in range(1, len(path)))
+            wanted = any(at[:length] in empty for length in range(1, len(at)))
         if not wanted:
             continue
         if isinstance(kind, BytesStorageMetadata):
             flat[key] = None
         elif isinstance(kind, TensorStorageMetadata):
-            flat[key] = _room(holder, path, kind)
-        paths[key] = path
+            flat[key] = _room(holder, at, kind)
+        paths[key] = at
 
 
 def put_back(state: Mapping[str, Any], flat: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
@@ -224,6 +227,10 @@ def _put(tree: Any, path: Path, value: Any) -> None:
         elif last or not isinstance(place.get(part), dict | list):
             place[part] = fresh
         place = place[part]
+
+
+def _is_setting(holder: Any, path: Path) -> bool:
+    return isinstance(holder, torch.optim.Optimizer) and path[1:2] == ("param_groups",)
 
 
 def _is_empty(value: Any) -> bool:

@@ -13,10 +13,9 @@ program when the ranks have looked at it together, in `finish`.
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +45,8 @@ from slurm_ft.checkpoint.errors import CheckpointError, LostPeerError
 from slurm_ft.checkpoint.files import describe, hashed
 from slurm_ft.checkpoint.layout import Complete, examine
 from slurm_ft.checkpoint.loading import Loaded, own_part, undamaged
-from slurm_ft.checkpoint.manifest import BLOCKS, DCP, Manifest, Meta
-from slurm_ft.checkpoint.planner import FlatLoadPlanner, PiecesPlanner
+from slurm_ft.checkpoint.manifest import BLOCKS, DCP, FILES, Manifest, Meta
+from slurm_ft.checkpoint.planner import FlatLoadPlanner, PiecesPlanner, told_as
 from slurm_ft.checkpoint.staging import Buffers, Pieces, pieces_of, replica_words
 from slurm_ft.checkpoint.state import (
     Nature,
@@ -57,7 +56,7 @@ from slurm_ft.checkpoint.state import (
     put_back,
     tree_of,
 )
-from slurm_ft.checkpoint.writer import NamingWriter
+from slurm_ft.checkpoint.writer import KnowingReader, NamingWriter, little_space
 from slurm_ft.comm import Comm, ExchangeLostError
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.session.comms.torch_group import TorchComm
@@ -66,6 +65,9 @@ log = logging.getLogger(__name__)
 
 # A save that takes longer than this on one rank has failed for all.
 SAVE_LIMIT_S = 1800.0
+# Of an exchange in the thread: limits are kept by whoever waits for the thread, and an exchange
+# that ran over a limit of its own would spoil all saves to come.
+_THREAD_S = 86400.0
 # Between two looks at whether all ranks have written.
 _FIRST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.05
@@ -108,6 +110,11 @@ class CheckpointStore:
                 f"a checkpoint store on {comm.size} ranks needs a gloo process group of its own:"
                 " group=torch.distributed.new_group(backend='gloo')"
             )
+        if group is None and dist.is_initialized() and dist.get_world_size() > 1:
+            raise CheckpointError(
+                f"torch.distributed has {dist.get_world_size()} ranks and this store one: give it a"
+                " group and a communicator of all ranks that save together"
+            )
         if check_replicas not in ("first", "always", "never"):
             raise CheckpointError(
                 f"check_replicas={check_replicas!r}: give 'first', 'always' or 'never'"
@@ -115,12 +122,12 @@ class CheckpointStore:
         self.root = root
         self.comm = comm
         self._group = group
-        self._thread_comm: Comm = SoloComm() if group is None else TorchComm(limit_s, group)
+        self._thread_comm: Comm = SoloComm() if group is None else TorchComm(_THREAD_S, group)
         self._rules = Rules(keep, quota_bytes)
         self._check = check_replicas
         self._limit_s = limit_s
         self._damaged: set[str] = set()
-        self._blocks = BlockStore(blocks) if blocks is not None else None
+        self._blocks = self._open_blocks(blocks) if blocks is not None else None
         self._buffers = Buffers()
         self._flight: _Flight | None = None
         self._abandoned: Writer | None = None
@@ -130,14 +137,24 @@ class CheckpointStore:
         # Digests of tensors of which nobody says whether training changes them.
         self._digests: dict[MetadataIndex, tuple[str, ...]] = {}
 
-    def save(self, step: int, state: Mapping[str, Any], meta: Meta | None = None) -> Saved:
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        meta: Meta | None = None,
+        *,
+        random: Mapping[str, Any] | None = None,
+    ) -> Saved:
         """Save and return when it is durable. One that is under way is finished first.
+
+        ``random`` are the random states to save (`random_states.capture`), this rank's present
+        ones by default.
 
         Written in the thread too, though without a copy of what lies in host memory: a peer that
         hangs must not hold this rank beyond the limit.
         """
         self.finish()
-        self._begin(step, state, meta or Meta(), staged=False)
+        self._begin(step, state, meta or Meta(), staged=False, random=random)
         saved = self.finish()
         assert saved is not None
         return saved
@@ -175,8 +192,14 @@ class CheckpointStore:
         """The newest complete checkpoint by its manifest and sizes, the same on every rank."""
         return newest(self.comm, self.root, self._damaged)
 
-    def load(self, state: Mapping[str, Any], complete: Complete | None = None) -> Loaded | None:
-        """Load the newest undamaged checkpoint into ``state``, and the random states.
+    def load(
+        self,
+        state: Mapping[str, Any],
+        complete: Complete | None = None,
+        *,
+        random: bool = True,
+    ) -> Loaded | None:
+        """Load the newest undamaged checkpoint into ``state``, and (``random``) the random states.
 
         Everything that ``state`` has must be in the checkpoint. ``None`` where nothing was saved.
         """
@@ -192,8 +215,13 @@ class CheckpointStore:
         )
         if chosen is None:
             return None
+        if chosen.manifest.layout == FILES:
+            raise CheckpointError(
+                f"{chosen.path} was written by a function of the program's own: give the session"
+                " save= and restore="
+            )
         self._read(chosen, state)
-        return own_part(self.comm, chosen)
+        return own_part(self.comm, chosen, random=random)
 
     def prepare(self, state: Mapping[str, Any]) -> None:
         """Make the staging buffers before the first save, whose stall they would lengthen.
@@ -202,12 +230,42 @@ class CheckpointStore:
         """
         self._buffers.stage(pieces_of(state), self._mine, borrow=False)
 
+    def move(self, root: Path) -> None:
+        """Keep checkpoints of another task below another directory from now on. Local."""
+        if self._flight is not None:
+            raise CheckpointError("a save is under way: finish it before the store moves")
+        self.root = root
+        self._damaged = set()
+        self._form = self._mine = None
+
     def close(self) -> None:
-        """Free the buffers. A save under way is not waited for."""
+        """Free buffers and exchanges. A save under way is not waited for."""
+        idle = self.done() and (self._abandoned is None or self._abandoned.done())
+        if idle:  # freeing a group would wait for what is under way on it
+            self._thread_comm.close()
         self._flight = None
         self._buffers = Buffers()
 
-    def _begin(self, step: int, state: Mapping[str, Any], meta: Meta, *, staged: bool) -> None:
+    def _open_blocks(self, root: Path) -> BlockStore:
+        problem, store = "", None
+        try:
+            store = BlockStore(root)
+        except CheckpointError as exc:
+            problem = str(exc)
+        if words := pool(self.comm, problem):
+            raise CheckpointError(words)
+        assert store is not None
+        return store
+
+    def _begin(
+        self,
+        step: int,
+        state: Mapping[str, Any],
+        meta: Meta,
+        *,
+        staged: bool,
+        random: Mapping[str, Any] | None = None,
+    ) -> None:
         """Plan, agree, stage, and let the thread go."""
         started = time.monotonic()
         problem, pieces, form, nature = "", None, None, Nature()
@@ -215,9 +273,9 @@ class CheckpointStore:
             pieces = pieces_of(state)
             form, nature = pieces.form(), nature_of(state)
         except Exception as exc:  # whatever a user's state_dict() raises: all ranks are told
-            problem = _words(exc)
+            problem = told_as(exc)
         if self._abandoned is not None and not self._abandoned.done():
-            problem = "an earlier save that ran over its limit is still not over"
+            problem = "an earlier save that ran over its limit is not over yet"
         ticket, decided = begin(
             self.comm,
             self.root,
@@ -234,7 +292,7 @@ class CheckpointStore:
         # To compare replicas, every rank needs its copy of everything.
         only = None if compare else self._mine
         pieces = self._buffers.stage(pieces, only, borrow=not staged)
-        states = random_states.capture()
+        states = random_states.capture() if random is None else random
 
         def work() -> Committed:
             written = self._write(ticket, pieces, nature, compare, states, meta)
@@ -256,7 +314,7 @@ class CheckpointStore:
         try:
             random_states.write(ticket.directory, self.comm.rank, states, dict(meta.position))
         except (OSError, TypeError, ValueError) as exc:
-            problem = _words(exc)
+            problem = told_as(exc)
         planner = PiecesPlanner(pieces, replica_words(pieces) if compare else {})
         writer: NamingWriter | BlockWriter = NamingWriter(ticket.directory)
         if self._blocks is not None:
@@ -266,13 +324,15 @@ class CheckpointStore:
         try:
             _quiet()
             dcp.save({}, storage_writer=writer, planner=planner, process_group=self._group)
-            names = sorted({*writer.names, random_states.file_name(self.comm.rank)})
+            problem = problem or planner.problem or writer.problem
             if problem:
+                self._mine = None
                 return Written(error=problem)
+            names = sorted({*writer.names, random_states.file_name(self.comm.rank)})
             files = tuple(hashed(ticket.directory, name) for name in names)
-        except (Exception, CheckpointException) as exc:  # what any rank raised; all are told
+        except (Exception, CheckpointException) as exc:  # an exchange, or a digest
             self._mine = None
-            return Written(error=problem or _words(exc) + _space(ticket.directory))
+            return Written(error=problem or told_as(exc) + little_space(ticket.directory))
         self._mine = planner.written
         if isinstance(writer, BlockWriter):
             self._digests = writer.after
@@ -304,7 +364,7 @@ class CheckpointStore:
             raise LostPeerError(f"a rank was lost during a save: {exc}") from exc
         finally:
             if not writer.done():
-                # Its files are deleted under it: it ends in an error that nobody waits for.
+                # It goes on beside, and may become complete yet; saves wait until it is over.
                 self._abandoned = writer
 
     def _commit(self, ticket: Ticket, meta: Meta, written: Written) -> Committed:
@@ -368,7 +428,7 @@ class CheckpointStore:
     def _reader(self, complete: Complete) -> Any:
         store = self._store_of(complete)
         if store is None:
-            return dcp.FileSystemReader(complete.path)
+            return KnowingReader(complete.path)
         return BlockReader(complete.path, store)
 
     def _read(self, complete: Complete, state: Mapping[str, Any]) -> None:
@@ -378,54 +438,28 @@ class CheckpointStore:
             reader = self._reader(complete)
             complete_flat(flat, paths, state, reader.read_metadata())
         except Exception as exc:  # a user's state_dict(), or a pickle of another torch
-            problem = _words(exc)
+            problem = told_as(exc)
         if words := pool(self.comm, problem):
             raise CheckpointError(f"{complete.path} cannot be loaded: {words}")
+        planner = FlatLoadPlanner(flat)
         try:
             _quiet()
-            dcp.load(
-                dict(flat),
-                storage_reader=reader,
-                planner=FlatLoadPlanner(flat),
-                process_group=self._group,
-            )
+            dcp.load(dict(flat), storage_reader=reader, planner=planner, process_group=self._group)
         except CheckpointException as exc:
-            raise CheckpointError(f"{complete.path} cannot be loaded: {_words(exc)}") from exc
-        except RuntimeError as exc:  # gloo's; what a rank's own part raised is in the one above
-            raise LostPeerError(f"a rank was lost during a load: {_words(exc)}") from exc
+            raise CheckpointError(f"{complete.path} cannot be loaded: {told_as(exc)}") from exc
+        except RuntimeError as exc:  # gloo's: what this rank's own part raised was kept
+            raise LostPeerError(f"a rank was lost during a load: {told_as(exc)}") from exc
+        if words := pool(self.comm, planner.problem or reader.problem):
+            raise CheckpointError(f"{complete.path} cannot be loaded: {words}")
         try:
             put_back(state, flat, paths)
         except Exception as exc:  # a user's load_state_dict()
-            problem = _words(exc)
+            problem = told_as(exc)
         if words := pool(self.comm, problem):
             raise CheckpointError(f"{complete.path} does not fit the program: {words}")
-
-
-def _words(exc: BaseException) -> str:
-    if isinstance(exc, CheckpointException):  # torch's, and no Exception
-        each = [f"rank {rank}: {_words(why[0])}" for rank, why in sorted(exc.failures.items())]
-        return "; ".join(each[:4])
-    if isinstance(exc, CheckpointError):
-        return str(exc)
-    if isinstance(exc, OSError):
-        return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc.strerror or exc)
-    return f"{type(exc).__name__}: {exc}".splitlines()[0]
-
-
-def _space(directory: Path) -> str:
-    """Torch's own words for a full disk do not say so."""
-    try:
-        info = os.statvfs(directory)
-    except OSError:
-        return ""
-    free = info.f_bavail * info.f_frsize
-    return f" (the file system has {free} bytes free)" if free < _LITTLE_BYTES else ""
-
-
-_LITTLE_BYTES = 64 << 20
 
 
 def _quiet() -> None:
     """One process without torch.distributed is meant here, and no reason for a warning."""
     if not dist.is_initialized():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")

@@ -9,9 +9,9 @@ the other, and take that one's ranks for its own.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 
 from slurm_ft import variables
+from slurm_ft.launch.limited import LateError, within
 from slurm_ft.launch.marks import Marks
 
 TYPE_CHECKING = False
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from slurm_ft.launch.plan import Settled
     from slurm_ft.launch.timeouts import Timeouts
 
+# The spool is the daemon's and may lie on a file server that hangs.
+SPOOL_LIMIT_S = 5.0
 # Holds what was asked in the directive until ft-run knows what holds.
 _DIRECTIVE = (
     variables.GPUS,
@@ -97,14 +99,24 @@ def prepare(paths: Paths, identity: Identity) -> str:
     if paths.spool and identity.leads:
         own = os.path.join(paths.spool, str(os.getuid()))
         try:
-            if os.path.isdir(paths.spool) and not os.path.isdir(own):
-                with suppress(FileExistsError):  # another job of this user was faster
-                    os.mkdir(own, 0o755)
+            if within(SPOOL_LIMIT_S, lambda: _usable(paths.spool, own)):
+                paths.progress = os.path.join(own, f"progress-{identity.job_id}.json")
+        except LateError:
+            missing = (
+                missing or f"{own}: no answer in {SPOOL_LIMIT_S:g} s: progress is not reported"
+            )
         except OSError as exc:
             missing = missing or f"{own}: {exc.strerror}: progress is not reported"
-        if os.path.isdir(own) and os.access(own, os.W_OK):
-            paths.progress = os.path.join(own, f"progress-{identity.job_id}.json")
     return missing
+
+
+def _usable(spool: str, own: str) -> bool:
+    """Whether the user's part of the spool can be written; makes it where the spool exists."""
+    if not os.path.isdir(spool):
+        return False
+    # Another job of this user may be as fast.
+    os.makedirs(own, 0o755, exist_ok=True)
+    return os.access(own, os.W_OK)
 
 
 def compose(

@@ -33,20 +33,18 @@ class Identity:
 
     ``in_step`` says that srun started this rank. ``launcher`` says that the command starts the
     ranks of its node by itself. ``gpus`` is what the step was granted in all (0 = none or not
-    known). ``end_s`` is when the time limit ends the job, as of its start.
+    known).
     """
 
     __slots__ = (
         "attempt",
         "base_id",
         "cluster",
-        "end_s",
         "gpus",
         "in_step",
         "job_id",
         "launcher",
         "local_rank",
-        "node_rank",
         "nodelist",
         "nodes",
         "rank",
@@ -64,13 +62,11 @@ class Identity:
         self.attempt = number(env, "SLURM_RESTART_COUNT", 0)
         self.cluster = env.get("SLURM_CLUSTER_NAME", "") or "cluster"
         self.submit_dir = env.get("SLURM_SUBMIT_DIR", "")
-        self.end_s = float(number(env, "SLURM_JOB_END_TIME", 0)) or None
         self.step_id = number(env, "SLURM_STEP_ID", 0)
 
         tasks = number(env, "SLURM_STEP_NUM_TASKS", 0) if self.slurm_id else 0
         self.in_step = tasks > 0
         self.rank, self.size, self.local_rank = _place(env, tasks)
-        self.node_rank = number(env, "SLURM_NODEID", 0) if self.in_step else 0
         self.nodes = number(env, "SLURM_STEP_NUM_NODES", 1) if self.in_step else 1
         self.nodelist = env.get("SLURM_STEP_NODELIST", "") if self.in_step else ""
         on_node = number(env, "SLURM_GPUS_ON_NODE", 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,23 +17,24 @@ from pathlib import Path
 from slurm_ext.domain import nodelist
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.errors import ProtocolError, SlurmExtError
-from slurm_ft import exits, status
-from slurm_ft.launch.environment import Paths
+from slurm_ft import exits, status, variables
+from slurm_ft.launch.environment import SPOOL_LIMIT_S, Paths
 from slurm_ft.launch.errors import CommandError
 from slurm_ft.launch.frameworks import requeues_by_itself
 from slurm_ft.launch.identity import Identity
+from slurm_ft.launch.limited import LateError, within
 from slurm_ft.launch.marks import Marks
 from slurm_ft.launch.options import Options
 from slurm_ft.launch.signals import slurm_setting
-from slurm_ft.launch.supervise import MARGIN_S, Ending, Supervisor
+from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
 from slurm_ft.requeue import act, attempts
 from slurm_ft.requeue.causes import Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
 from slurm_ft.requeue.limits import parse_limits
 from slurm_ft.requeue.record import JobRecord, parse_record
 
-# Slurm's default KillWait: from TERM to KILL once a job is ending.
-KILL_WAIT_S = 30.0
+# Slurm's default for KillWait: from TERM to KILL once a job is ending.
+KILL_WAIT_S = 30
 # For how long a controller that is away is asked again: a restart with many jobs takes minutes.
 CONTROLLER_S = 300.0
 # From an accepted requeue to the end of this process by Slurm.
@@ -81,13 +83,63 @@ class Lead:
         )
         self._ledger = attempts.begin(self._load(), attempt)
         self._store()
-        if attempts.open_before(self._ledger, self._identity.attempt):
+        if attempts.unsure_before(self._ledger, self._identity.attempt):
             argv = act.ends_of_attempts(self._identity.job_id)
             try:
                 supervisor.command(argv, self._close_earlier, act.environment(os.environ))
             except CommandError:
                 self._close_earlier(0, "")
         self._warn_of_truncation()
+        self._serve_pauses(supervisor)
+
+    def skip(self) -> None:
+        """Keep an attempt that has nothing to do, because the one before it ended well."""
+        number = self._identity.attempt
+        why = (
+            f"this step ended well in attempt {number - 1}, and Slurm requeued the job all the same"
+            " after a preemption; nothing is done again (to do so, remove the state directory"
+            f" {self._paths.state_dir})"
+        )
+        now_s = time.time()
+        attempt = Attempt(
+            number=number,
+            started_s=now_s,
+            gpus=self._identity.gpus,
+            nodes=self._nodes(),
+            ranks=self._identity.size,
+            ended_s=now_s,
+            cause=Cause.COMPLETED,
+            exit_code=0,
+            reason=why,
+        )
+        self._ledger = attempts.close(attempts.begin(self._load(), attempt), attempt)
+        self._store()
+        self._marks.done()
+        self._tell(f"attempt {number}: {why}")
+
+    def _serve_pauses(self, supervisor: Supervisor) -> None:
+        """Start the helper through which this attempt can be paused; it ends with this process."""
+        if not self._paths.state_dir:
+            return
+        argv = [
+            sys.executable,
+            "-m",
+            "slurm_ft.pause.serve",
+            f"--state-dir={self._paths.state_dir}",
+            f"--attempt={self._identity.attempt}",
+            f"--job-id={self._identity.job_id}",
+            f"--parent={os.getpid()}",
+        ]
+        if self._paths.spool:
+            argv.append(f"--spool={self._paths.spool}")
+        if timeout := self._environment.get(variables.COLLECTIVE_TIMEOUT_S):
+            argv.append(f"--collective-timeout={timeout}")
+        if move := self._environment.get(variables.PAUSE_MOVE_S):
+            argv.append(f"--move-limit={move}")
+        try:
+            supervisor.command(argv, lambda code, text: None, os.environ, capture=False)
+        except CommandError as exc:
+            self._tell(f"this attempt cannot be paused: {exc}")
 
     def _nodes(self) -> tuple[str, ...]:
         try:
@@ -113,8 +165,12 @@ class Lead:
             except OSError as exc:
                 self._tell(f"{self._paths.state_dir}: attempts cannot be kept: {exc.strerror}")
         if self._paths.progress:
+            copy, ledger = Path(self._paths.progress).with_name(name), self._ledger
             try:
-                attempts.store(Path(self._paths.progress).with_name(name), self._ledger)
+                within(SPOOL_LIMIT_S, lambda: attempts.store(copy, ledger))
+            except LateError:
+                self._paths.progress = ""
+                self._tell(f"{self._paths.spool}: no answer; the daemon is told no more")
             except OSError as exc:
                 if self._options.on("verbose"):
                     self._tell(f"{self._paths.spool}: no copy of the attempts: {exc.strerror}")
@@ -164,7 +220,9 @@ class Lead:
             return
         if not record.running:
             # Slurm has sent TERM and will send KILL to everything, ft-run included.
-            supervisor.limit(heard_at + KILL_WAIT_S - MARGIN_S)
+            wait = slurm_setting(self._environment, "KillWait")
+            wait_s = int(wait) if wait.isdigit() else KILL_WAIT_S
+            supervisor.limit(heard_at + wait_s - min(MARGIN_S, wait_s * MARGIN_SHARE))
 
     # -- at the end --------------------------------------------------------------------------------
 
@@ -195,6 +253,8 @@ class Lead:
             elif self._limits[Cause.USER_ERROR] != 0:
                 evidence = replace(evidence, record=self._record(until))
         cause, words = classify(evidence)
+        if cause is Cause.COMPLETED and self._slurm_may_return_it(evidence, until):
+            self._marks.done()
         answer = self._decide(cause, words, evidence, ending, until)
         self._keep(evidence, cause, answer, ending)
         if answer.by is By.FT_RUN:
@@ -206,6 +266,14 @@ class Lead:
             return ending.code or exits.REQUEUE
         return ending.code
 
+    def _slurm_may_return_it(self, evidence: Evidence, until: float) -> bool:
+        """Whether Slurm takes the end of the program for that of a preemption."""
+        earlier = self._ledger.attempts[:-1]
+        if earlier and earlier[-1].cause is Cause.PREEMPTED:
+            return True
+        record = self._record(until) if evidence.asked else None
+        return record is not None and record.preempted
+
     def _record(self, until: float) -> JobRecord | None:
         try:
             return act.read_record(self._identity.job_id, self._identity.slurm_id, until)
@@ -215,9 +283,10 @@ class Lead:
 
     def _peers(self, evidence: Evidence) -> dict[int, int]:
         """Exit codes of other ranks that failed by themselves, waiting a little for them."""
-        if evidence.asked or self._identity.size == 1:
+        if self._identity.size == 1:
             return {}
-        end = time.monotonic() + PEERS_S
+        # After a signal all ranks leave together: whoever failed has done so before.
+        end = time.monotonic() + (0.0 if evidence.asked else PEERS_S)
         while True:
             found = self._marks.ends()
             if found or time.monotonic() >= end:
@@ -229,7 +298,7 @@ class Lead:
     ) -> Answer:
         record = evidence.record
         mode = ""
-        if cause is Cause.PREEMPTED and record is not None:
+        if record is not None and record.preempted:
             try:
                 mode = act.preempt_mode(record.partition, until)
             except SlurmExtError as exc:

@@ -17,6 +17,7 @@ import sys
 
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import variables
+from slurm_ft.exits import ASKS_FOR_REQUEUE
 from slurm_ft.launch import processes, supervise, templates
 from slurm_ft.launch.environment import choose_paths, compose, prepare, without_chosen
 from slurm_ft.launch.errors import LaunchError, UsageError
@@ -100,12 +101,19 @@ def _supervise(
     mask: set[signal.Signals],
 ) -> int:
     marks = Marks(paths.state_dir, identity.attempt, identity.step_id)
+    if identity.attempt and marks.done_before():
+        if identity.leads:
+            from slurm_ft.launch.lead import Lead
+
+            Lead(identity, options, paths, environment, command, marks, _tell).skip()
+        return 0
     hook = options["on-preempt"]
     here = identity.leads or options.on("on-preempt-each")
     orders = supervise.Orders(
         signals,
         environment,
         lambda: bool(paths.status) and os.path.exists(paths.status),
+        has_left=lambda: _has_left(paths.status),
         grace_s=options.seconds("grace"),
         hook=hook if here else "",
         hook_elsewhere="" if here or not hook else marks.hook,
@@ -134,19 +142,31 @@ def _supervise(
         own_group=orders.own_group,
         prctl=prctl,
     )
-    supervisor = supervise.Supervisor(pid, orders, mask)
+    supervisor = supervise.Supervisor(pid, orders, mask, prctl)
     if not identity.job_id:
         return supervisor.run().code
     if not identity.leads:
         from slurm_ft.launch import follow
 
-        return follow.conclude(supervisor.run(), identity.rank, marks)
+        return follow.conclude(_run_out(supervisor, identity, paths), identity.rank, marks)
     from slurm_ft.launch.lead import Lead
 
     lead = Lead(identity, options, paths, environment, command, marks, _tell)
     orders.heard = lead.heard
     lead.begin(supervisor)
-    return lead.conclude(supervisor.run())
+    return lead.conclude(_run_out(supervisor, identity, paths))
+
+
+def _run_out(
+    supervisor: supervise.Supervisor, identity: Identity, paths: Paths
+) -> supervise.Ending:
+    """Stay until the program has ended; ranks that are paused do not wait for one that died."""
+    ending = supervisor.run()
+    if ending.code and ending.code not in ASKS_FOR_REQUEUE and not identity.launcher:
+        from slurm_ft.pause import obituary
+
+        obituary.tell(paths.state_dir, identity.attempt, identity.rank)
+    return ending
 
 
 def _resume(
@@ -164,6 +184,16 @@ def _resume(
     if code:
         _tell(f"the command of --on-resume ended with {code}; the program is not started")
     return code
+
+
+def _has_left(path: str) -> bool:
+    """Whether a session has written that it leaves, and is gone."""
+    from pathlib import Path
+
+    from slurm_ft import status
+
+    said = status.read(Path(path)) if path else None
+    return said is not None and said.leaving is not None and not processes.runs(said.pid)
 
 
 def _at_terminal() -> bool:

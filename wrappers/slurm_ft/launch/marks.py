@@ -7,24 +7,25 @@ Where there is no state directory nothing is told, and nobody waits.
 
 from __future__ import annotations
 
-import contextlib
 import os
 
 _END = "end"
 _DECISION = "decision"
 _HOOK = "hook"
 _STATUS = "status"
-_KINDS = (_END, _DECISION, _HOOK, _STATUS)
+_DONE = "done"
+_KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE)
 
 
 class Marks:
     """The marks of one attempt of one step."""
 
-    __slots__ = ("_attempt", "_directory", "_tag")
+    __slots__ = ("_attempt", "_directory", "_step", "_tag")
 
     def __init__(self, directory: str, attempt: int, step: int) -> None:
         self._directory = directory
         self._attempt = attempt
+        self._step = step
         self._tag = f"{attempt}-{step}"
 
     @property
@@ -60,14 +61,26 @@ class Marks:
         """Whether rank 0 has decided."""
         return bool(self._directory) and os.path.exists(self._path(_DECISION))
 
+    def done(self) -> None:
+        """Say that the program has ended well, and that Slurm may bring the job back all the same.
+
+        Slurm requeues a job that ends by itself within the grace of a preemption, whatever its exit
+        code, and the next attempt of one that it killed at the end of the grace (seen on 24.11).
+        """
+        self._write(self._path(_DONE), "")
+
+    def done_before(self) -> bool:
+        """Whether the attempt before said so of this step: then there is nothing left to do."""
+        name = f"{_DONE}-{self._attempt - 1}-{self._step}"
+        return bool(self._directory) and os.path.exists(os.path.join(self._directory, name))
+
     def forget_old(self) -> None:
         """Remove what earlier attempts left, but for the last one: somebody may look at it."""
         for name in self._names():
             kind, _, rest = name.partition("-")
             attempt = rest.partition("-")[0]
             if kind in _KINDS and attempt.isdigit() and int(attempt) < self._attempt - 1:
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(self._directory, name))
+                _remove(os.path.join(self._directory, name))
 
     def _path(self, kind: str, rest: str = "") -> str:
         return os.path.join(self._directory, f"{kind}-{self._tag}{rest}") if self._directory else ""
@@ -81,9 +94,12 @@ class Marks:
     def _write(self, path: str, text: str) -> None:
         if not path:
             return
-        # Without this mark somebody waits to a limit, which is no reason to fail.
-        with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:
-            file.write(text)
+        try:
+            with open(path, "w", encoding="ascii") as file:
+                file.write(text)
+        except OSError:
+            # Without this mark somebody waits to a limit, which is no reason to fail.
+            return
 
     def _read(self, path: str) -> str:
         try:
@@ -91,3 +107,11 @@ class Marks:
                 return file.read(16).strip()
         except OSError:
             return ""
+
+
+def _remove(path: str) -> bool:
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True

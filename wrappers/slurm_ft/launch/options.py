@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 DEFAULT_SPOOL = "/var/spool/slurm-ext"
 DEFAULT_SIGNALS = "USR2,TERM"
-YES_NO_AUTO = ("auto", "yes", "no")
 
 
 class Option:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 
 from slurm_ft import variables
+from slurm_ft.launch.limited import LateError, within
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,34 +75,20 @@ class PlanUnusable(Exception):
 
 
 def read_within(path: str, limit_s: float = READ_LIMIT_S) -> str | None:
-    """The document, ``None`` where there is none. Raises PlanUnusable past the limit.
+    """The document, ``None`` where there is none. Raises PlanUnusable past the limit."""
 
-    In a thread of its own, because a read from a dead file server cannot be interrupted; the
-    thread is then left behind.
-    """
-    import _thread
+    def read() -> bytes:
+        with open(path, "rb") as file:
+            return file.read(MAX_PLAN_BYTES + 1)
 
-    answer: list[bytes | OSError] = []
-    done = _thread.allocate_lock()
-    done.acquire()
-
-    def read() -> None:
-        try:
-            with open(path, "rb") as file:
-                answer.append(file.read(MAX_PLAN_BYTES + 1))
-        except OSError as exc:
-            answer.append(exc)
-        finally:
-            done.release()
-
-    _thread.start_new_thread(read, ())
-    if not done.acquire(timeout=limit_s):
-        raise PlanUnusable(f"{path} could not be read within {limit_s:g} s")
-    found = answer[0]
-    if isinstance(found, FileNotFoundError | NotADirectoryError):
+    try:
+        found = within(limit_s, read)
+    except LateError as exc:
+        raise PlanUnusable(f"{path} could not be read within {limit_s:g} s") from exc
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    if isinstance(found, OSError):
-        raise PlanUnusable(f"{path} could not be read: {found.strerror}")
+    except OSError as exc:
+        raise PlanUnusable(f"{path} could not be read: {exc.strerror}") from exc
     if len(found) > MAX_PLAN_BYTES:
         raise PlanUnusable(f"{path} is longer than {MAX_PLAN_BYTES} bytes")
     return found.decode(errors="replace")
@@ -218,10 +205,13 @@ def _share(global_batch: int, gpus: int, most: int, micro_batches: int) -> tuple
 
 
 def _digest(values: dict[str, str]) -> str:
-    import hashlib
-
-    text = "\n".join(f"{name}={values[name]}" for name in sorted(values))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """The outcome in one word. Written out, not hashed: where two ranks differ, their digests then
+    tell in what, and a hash function would have to be imported."""
+    return ";".join(
+        f"{name.removeprefix('FT_').lower()}={values[name]}"
+        for name in sorted(values)
+        if name != variables.PLAN_DIGEST
+    )
 
 
 def _whole(raw: dict[str, Any], key: str, low: int) -> int:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from contextlib import suppress
 
 from slurm_ft.launch.errors import NOT_EXECUTABLE, NOT_FOUND, CommandError, LaunchError
 
@@ -94,8 +93,7 @@ def start(
     os.close(tell)
     if own_group:
         # Also here: whoever comes first, so that a signal to the group never misses the child.
-        with suppress(OSError):  # it has executed its program already, and set its group itself
-            os.setpgid(pid, pid)
+        _make_group(pid)
     failed = os.read(told, 16)
     os.close(told)
     if failed:
@@ -104,6 +102,15 @@ def start(
         code = NOT_FOUND if number in (errno.ENOENT, errno.ENOTDIR) else NOT_EXECUTABLE
         raise CommandError(f"{argv[0]}: {os.strerror(number)}", code)
     return pid
+
+
+def _make_group(pid: int) -> bool:
+    """Give a child a group; false where it runs its program already, and has done so itself."""
+    try:
+        os.setpgid(pid, pid)
+    except OSError:
+        return False
+    return True
 
 
 def exit_code(status: int) -> int:
@@ -167,6 +174,15 @@ def catches(pid: int, number: int, proc: str = "/proc") -> bool:
     except OSError:
         return False
     return False
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process of ours."""
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def send(pid: int, number: int) -> bool:

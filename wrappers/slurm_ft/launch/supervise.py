@@ -36,6 +36,8 @@ STOP_S = 10.0
 POLL_S = 0.25
 # How often children are counted without having been told: a lost SIGCHLD must not be the end.
 LOOK_S = 60.0
+# What a launcher takes to notice by itself that its ranks have left.
+LAUNCHER_S = 2.0
 # A program whose shell died of the signal: for how long without any other limit.
 LINGER_S = 600.0
 MAX_OUTPUT = 65536
@@ -49,7 +51,7 @@ class Ending:
     ``hook`` is the hook's exit code, ``None`` where none ran.
     """
 
-    __slots__ = ("asked", "asked_s", "code", "ended_s", "forced", "hook", "signals", "stopped")
+    __slots__ = ("asked", "asked_s", "code", "ended_s", "forced", "hook", "stopped")
 
     def __init__(self) -> None:
         self.code = 0
@@ -59,7 +61,6 @@ class Ending:
         self.forced = False
         self.stopped = False
         self.hook: int | None = None
-        self.signals = 0
 
 
 class Orders:
@@ -67,12 +68,14 @@ class Orders:
 
     ``hook`` is the command of --on-preempt where this rank runs it; ``hook_elsewhere`` the file
     that rank 0 writes when its own has ended, where this rank waits for it instead.
+    ``has_left`` is asked about the session under a launcher, which may start its ranks again.
     ``heard`` is called once per signal of ``signals``, before anything is waited for.
     """
 
     __slots__ = (
         "environment",
         "grace_s",
+        "has_left",
         "has_session",
         "heard",
         "hook",
@@ -95,6 +98,7 @@ class Orders:
         hook_written: str = "",
         launcher: bool = False,
         own_group: bool = True,
+        has_left: Callable[[], bool] | None = None,
         heard: Callable[[Supervisor], None] | None = None,
     ) -> None:
         self.signals = signals
@@ -106,6 +110,7 @@ class Orders:
         self.hook_written = hook_written
         self.launcher = launcher
         self.own_group = own_group
+        self.has_left = has_left
         self.heard = heard
 
 
@@ -119,19 +124,30 @@ def block(signals: Sequence[signal.Signals]) -> set[signal.Signals]:
 
 
 class Supervisor:
-    """The loop. ``mask`` is what `block` returned; ``pid`` the program."""
+    """The loop. ``mask`` is what `block` returned; ``pid`` the program.
 
-    def __init__(self, pid: int, orders: Orders, mask: set[signal.Signals]) -> None:
+    With ``prctl`` (see `processes.control`) the commands end when ft-run does, however it ends.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        orders: Orders,
+        mask: set[signal.Signals],
+        prctl: Callable[[int, int], int] | None = None,
+    ) -> None:
         self.pid = pid
         self.orders = orders
         self.ending = Ending()
         self.kill_at: float | None = None
         self._mask = mask
+        self._prctl = prctl
         self._waited = {signal.SIGCHLD, *PASSED_ON, *orders.signals}
         self._commands: dict[int, tuple[int | None, Callable[[int, str], None]]] = {}
         self._status: int | None = None
         self._hook_pid = 0
         self._waits_for_hook = False
+        self._left_at: float | None = None
 
     # -- from outside ------------------------------------------------------------------------------
 
@@ -154,6 +170,7 @@ class Supervisor:
                 argv,
                 os.environ if environment is None else environment,
                 mask=self._mask,
+                prctl=self._prctl,
                 stdout=ends[1] if ends else None,
             )
         except CommandError:
@@ -181,7 +198,9 @@ class Supervisor:
             else:
                 self._hear(info)
         self.ending.ended_s = time.time()
-        for read_end, _ in self._commands.values():
+        # What still runs holds the job's output open, and nobody waits for its answer any more.
+        for pid, (read_end, _) in self._commands.items():
+            processes.send_group(pid, signal.SIGTERM)
             if read_end is not None:
                 os.close(read_end)
         return self.ending
@@ -229,6 +248,17 @@ class Supervisor:
         if self._waits_for_hook and os.path.exists(self.orders.hook_elsewhere):
             self._waits_for_hook = False
             self._stop()
+        if self.orders.launcher and self._status is None:
+            self._end_launcher(now)
+
+    def _end_launcher(self, now: float) -> None:
+        """Keep a launcher from starting again what has left in order (torchrun --max-restarts)."""
+        if self._left_at is None:
+            if self.orders.has_left is not None and self.orders.has_left():
+                self._left_at = now
+        elif now - self._left_at > LAUNCHER_S:
+            self._left_at = float("inf")
+            processes.send(self.pid, signal.SIGTERM)
 
     def _spared(self) -> set[int]:
         """Questions to Slurm go on when the program is killed; the hook does not."""
@@ -254,7 +284,6 @@ class Supervisor:
         number = signal.Signals(info.si_signo)
         orders = self.orders
         if number in orders.signals:
-            self.ending.signals += 1
             first = self.ending.asked is None
             if first:
                 self.ending.asked = number

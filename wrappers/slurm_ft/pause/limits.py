@@ -24,6 +24,10 @@ _USABLE = 0.8
 # What a person waits for gladly; more is of no use to anybody.
 _MOST_ACK_S = 30.0
 _MOST_LOST_S = 15.0
+# Ranks that were stopped are woken one after the other, node by node.
+_MOST_WAKE_S = 30.0
+# A large state over a slow link: 200 GB at 2 GB/s.
+DEFAULT_MOVE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +109,13 @@ def check_limits(limits: Limits, collective_timeout_s: float, longest_step_s: fl
         )
 
 
-def fitting_limits(collective_timeout_s: float, longest_step_s: float) -> Limits:
+def fitting_limits(
+    collective_timeout_s: float, longest_step_s: float, move_s: float = DEFAULT_MOVE_S
+) -> Limits:
     """Limits for a job about which nothing else is known; check_limits accepts them.
 
-    Raises ConfigError where the time-out leaves no room beside the longest step.
+    ``move_s`` is how long giving back, and taking back, may take on one rank. Raises ConfigError
+    where the time-out leaves no room beside the longest step.
     """
     room_s = (collective_timeout_s - longest_step_s) * _USABLE
     if room_s <= 0:
@@ -125,7 +132,9 @@ def fitting_limits(collective_timeout_s: float, longest_step_s: float) -> Limits
         ack_s=ack_s,
         slack_s=slack_s,
         lost_s=lost_s,
-        up_s=Limits().restore_s + lost_s + max(slack_s, 30.0),
+        release_s=move_s,
+        restore_s=move_s,
+        up_s=move_s + lost_s + max(slack_s, min(_MOST_WAKE_S, move_s)),
         poll_s=min(Limits().poll_s, slack_s / 4),
     )
     check_limits(limits, collective_timeout_s, longest_step_s)

@@ -149,6 +149,9 @@ def _entering(member: Member, board: Board) -> Turn[Member]:
     request = board.request
     if request is None or request.epoch != member.epoch:
         return _leave(member, End.SKIPPED, f"pause {member.epoch} is not on the board")
+    if board.go:
+        # A process that began after that pause: the others are through it, one way or another.
+        return _leave(member, End.SKIPPED, f"pause {member.epoch} is over")
     if board.decision == COMMIT:
         # Nobody commits without this rank: an earlier process of this rank must have taken part.
         return _exit(member, End.UNDECIDED, "committed before this rank acknowledged")

@@ -102,9 +102,17 @@ def with_status(attempt: Attempt, status: Status | None) -> Attempt:
     )
 
 
-def open_before(attempts: Attempts, number: int) -> bool:
-    """Whether an earlier attempt has no end: nobody was left to write it."""
-    return any(a.number < number and a.cause is None for a in attempts.attempts)
+# Causes that rank 0 wrote while Slurm was taking the job apart, when the record hides the reason.
+_UNSURE = (None, Cause.UNKNOWN, Cause.OPERATOR, Cause.CANCELLED)
+
+
+def unsure_before(attempts: Attempts, number: int) -> bool:
+    """Whether the accounting may know more about the end of the attempt before ``number``."""
+    return any(a.number < number and _open(a, number) for a in attempts.attempts)
+
+
+def _open(attempt: Attempt, number: int) -> bool:
+    return attempt.cause is None or (attempt.number == number - 1 and attempt.cause in _UNSURE)
 
 
 def close_from_sacct(attempts: Attempts, number: int, rows: Sequence[str]) -> Attempts:
@@ -120,11 +128,14 @@ def close_from_sacct(attempts: Attempts, number: int, rows: Sequence[str]) -> At
             states[int(restarts)] = rest.partition("|")[0].partition(" ")[0]
     ended = []
     for attempt in attempts.attempts:
-        if attempt.number < number and attempt.cause is None:
+        if attempt.number < number and _open(attempt, number):
             state = states.get(attempt.number, "")
             cause = _STATES.get(state, Cause.UNKNOWN)
             said = f"Slurm's accounting says {state}" if state else "nobody was left to say"
-            attempt = replace(attempt, cause=cause, requeued=True, reason=said)
+            if attempt.cause is None or cause not in _UNSURE:
+                attempt = replace(attempt, cause=cause, reason=said)
+            # It is here again, whatever it looked like.
+            attempt = replace(attempt, requeued=True)
         ended.append(attempt)
     return replace(attempts, attempts=tuple(ended))
 

@@ -75,12 +75,14 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
         told = _by_record(evidence.record, evidence)
         if told is not None:
             return told
+    if error is not None:
+        return error
     if evidence.left:
         assert evidence.status is not None
         why = evidence.status.leaving or ""
         note = f": {evidence.status.note}" if evidence.status.note else ""
         if why in _GIVEN_UP:
-            return error or (Cause.LOST_PEER, f"{why}{note}")
+            return Cause.LOST_PEER, f"{why}{note}"
         if why == words.ASKED:
             return Cause.DAEMON, f"{why}{note}"
         if why == words.STUCK and not evidence.asked:
@@ -90,7 +92,7 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
             return Cause.UNKNOWN, "a signal to save came, and Slurm does not say why"
         return Cause.OPERATOR, "a signal to save came from somebody"
     if evidence.code > 128:
-        return error or _by_signal(evidence)
+        return _by_signal(evidence)
     if evidence.code in ASKS_FOR_REQUEUE:
         return Cause.USER_ERROR, f"exit code {evidence.code} without a session that says so"
     return Cause.USER_ERROR, f"the program ended with {evidence.code}"
@@ -99,7 +101,8 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
 def _by_record(record: JobRecord, evidence: Evidence) -> tuple[Cause, str] | None:
     if record.state == "NODE_FAIL" or record.reason.startswith("Node"):
         return Cause.NODE_FAIL, f"a node failed ({record.reason})"
-    meant = evidence.asked or evidence.left or not record.running
+    # By a signal: TERM of the preemption, where the user chose others to mean "save and come back".
+    meant = evidence.told or evidence.left or evidence.code > 128 or not record.running
     if record.preempted and meant:
         return Cause.PREEMPTED, "Slurm preempted the job"
     if record.reason == "TimeLimit" or record.state == "TIMEOUT":

@@ -80,8 +80,13 @@ def decide(case: Case) -> Answer:
         return Answer(By.SOMEBODY, f"{case.words}; the job is in the queue again already")
     if cause is Cause.NODE_FAIL and (record is None or record.requeue):
         return Answer(By.SLURM, f"{case.words}: Slurm requeues the job")
-    if cause is Cause.PREEMPTED and case.preempt_mode == "REQUEUE" and _requeueable(record):
-        return Answer(By.SLURM, f"{case.words} and requeues it")
+    preempted = cause is Cause.PREEMPTED or (record is not None and record.preempted)
+    if preempted and case.preempt_mode == "REQUEUE" and _requeueable(record):
+        # Whatever the cause: Slurm takes every end within the grace for that of the preemption.
+        # Asked to requeue it as well, it would do so twice (seen on 24.11).
+        if cause is Cause.PREEMPTED:
+            return Answer(By.SLURM, f"{case.words} and requeues it")
+        return Answer(By.SLURM, f"{case.words}; Slurm is preempting the job and requeues it")
     refusal = _forbidden(case)
     if not refusal and case.mode == "auto" and case.framework and cause is not Cause.USER_ERROR:
         return Answer(By.PROGRAM, f"{case.words}; {case.framework} requeues by itself")
@@ -111,7 +116,8 @@ def _forbidden(case: Case) -> str:
 
 def _refusal(case: Case) -> str:
     """Why ft-run does not requeue the job; empty where it does."""
-    if case.mode == "auto" and not case.saved and case.cause is not Cause.LOST_PEER:
+    loses = not case.saved and case.cause is not Cause.LOST_PEER and not _barely_begun(case)
+    if case.mode == "auto" and loses:
         return (
             "nothing says that the program saved anything; use a session or --on-preempt, or"
             " --requeue=always where it saves by itself"
@@ -131,6 +137,15 @@ def _refusal(case: Case) -> str:
             " look at the program's output and at how long a save takes"
         )
     return ""
+
+
+def _barely_begun(case: Case) -> bool:
+    """Whether the signal came before the program could listen, so that coming back loses nothing.
+
+    A program that imports for half a minute dies of it like any other; one that had a session in an
+    earlier attempt was about to open it again.
+    """
+    return _short(case.attempts[-1]) or any(a.restored_step is not None for a in case.attempts[:-1])
 
 
 def _used(case: Case) -> int:

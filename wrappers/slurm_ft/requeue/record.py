@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass
 
 from slurm_ext.domain.errors import ProtocolError
-from slurm_ext.domain.walltime import parse_slurm_limit
 
 # The name comes first and may hold anything, also what looks like other fields.
 _NAME = re.compile(r"JobName=.*? (?=UserId=\S+\(\d+\) GroupId=)", re.DOTALL)
@@ -38,9 +37,7 @@ class JobRecord:
     partition: str = ""
     start_s: float | None = None
     end_s: float | None = None
-    limit_s: float | None = None
     preempt_s: float | None = None
-    stdout: str = ""
 
     @property
     def running(self) -> bool:
@@ -81,9 +78,7 @@ def parse_record(text: str, job_id: int) -> JobRecord:
             partition=words.get("Partition", ""),
             start_s=_epoch(words.get("StartTime", "")),
             end_s=_epoch(words.get("EndTime", "")),
-            limit_s=parse_slurm_limit(words.get("TimeLimit", "").replace("Partition_Limit", "")),
             preempt_s=_epoch(words.get("PreemptTime", "")),
-            stdout=words.get("StdOut", ""),
         )
     except (KeyError, ValueError) as exc:
         raise ProtocolError(f"scontrol show job {job_id}: {exc} in {text[:200]!r}") from exc

@@ -51,6 +51,11 @@ class Record:
         self.heard: str | None = None
         self.done = False
 
+    def begin(self, step: int, total_steps: int | None) -> None:
+        """Another task begins in the same attempt: steps are its own, samples go on."""
+        self.step, self.restored = step, step
+        self._totals = (total_steps, self._totals[1])
+
     def status(self) -> status.Status:
         """For ``ft-run``."""
         saving = self.saving

@@ -53,6 +53,10 @@ class Store(Protocol):
         """Free what it holds; waits for nobody."""
         ...
 
+    def move(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Save another state in another directory from now on."""
+        ...
+
 
 class StateStore:
     """Objects with a state, through a CheckpointStore."""
@@ -80,6 +84,10 @@ class StateStore:
 
     def close(self) -> None:
         self._store.close()
+
+    def move(self, directory: Path, state: Mapping[str, Any]) -> None:
+        self._store.move(directory)
+        self._state = state
 
 
 class FunctionStore:
@@ -131,6 +139,9 @@ class FunctionStore:
 
     def close(self) -> None:
         self._store.close()
+
+    def move(self, directory: Path, state: Mapping[str, Any]) -> None:
+        raise SessionError("tasks follow one another only in a session that was given state=")
 
 
 class Saving:
@@ -217,6 +228,15 @@ class Saving:
             self.ended_s = time.monotonic()
         self._note(saved, began_s, cost_s)
         return saved
+
+    def move(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Another task's state and directory; no save is under way."""
+        if self.under_way:
+            raise SessionError("a save is under way: settle it before the next task")
+        if self._loads is not None:
+            self._loads.move(directory, state)
+        self.saved_step = self.saved_at_s = None
+        self.ended_s = time.monotonic()
 
     def close(self) -> None:
         """Free the store."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import exits, status
@@ -44,6 +44,9 @@ from slurm_ft.session.settings import Settings, read_settings
 from slurm_ft.session.signals import SignalWatch
 from slurm_ft.session.wishes import Wishes
 from slurm_ft.variables import SIGNALS
+
+if TYPE_CHECKING:
+    from slurm_ft.pause.participant import Participant
 
 # The last report must not hold up a rank that leaves.
 _LAST_REPORT_S = 2.0
@@ -206,6 +209,7 @@ class Session:
             self._reporter.start()
         self._pace = self._record.pace = Pace(time.monotonic())
         self._stall_seen_s = 0.0
+        self._pausing = self._become_pausable()
         self._alive("the program's preparations")
         return self
 
@@ -224,6 +228,8 @@ class Session:
         else:
             self._failing(exc)
         self._stop_reporter()
+        if self._pausing is not None:
+            self._pausing.stop()
         self._record.write_status()
         self._watch.restore()
         self._guard.stop()
@@ -312,6 +318,36 @@ class Session:
 
     # --- for other parts of the product -------------------------------------------------------
 
+    def settle(self) -> None:
+        """Finish the save under way, if there is one. Every rank calls it at the same step."""
+        if self._saving.under_way:
+            self._alive("the save under way", longest=True)
+            self._exchanged(lambda: self._agreement.drain_done(self._limit_s))
+            self._exchanged(lambda: self._saved(self._saving.finish))
+            self._alive("a step")
+
+    def next_task(
+        self,
+        directory: Path,
+        *,
+        state: Mapping[str, Any],
+        step: int = 0,
+        position: Mapping[str, Any] | None = None,
+        total_steps: int | None = None,
+    ) -> None:
+        """Go on with another task, whose checkpoints lie in a directory of its own.
+
+        ``step`` is where it stands in its own count, which `restore` overrides. No exchange: every
+        rank calls it after the same step, with no save under way (`settle`).
+        """
+        self._saving.move(directory, state)
+        self._record.begin(step, total_steps)
+        self._position = dict(position or {})
+
+    def meta(self) -> Meta:
+        """What a checkpoint of this step says about itself."""
+        return self._meta()
+
     def want(self, kind: Kind, payload: int = 0) -> None:
         """Ask all ranks for something at the next safe points. From any thread."""
         self._agreement.want(kind, payload)
@@ -332,6 +368,14 @@ class Session:
         if self.rank == 0:
             _log.warning("all ranks leave with exit code %d: %s, %s", code, word, note)
         raise SystemExit(code)
+
+    def _become_pausable(self) -> Participant | None:
+        """Listen for pauses where a store of this attempt may announce itself."""
+        if self._settings.state_dir is None:
+            return None
+        from slurm_ft.pause.binding import attach
+
+        return attach(self, self._state, longest_step_s=lambda: self._pace.longest_recent_s)
 
     # --- at a safe point ----------------------------------------------------------------------
 

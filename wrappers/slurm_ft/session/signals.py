@@ -23,6 +23,7 @@ from typing import Any
 
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
+from slurm_ft.session.children import protect
 
 # USR1 is not among them: a release of NCCL took it for itself.
 DEFAULT_SIGNALS: tuple[int, ...] = (signal.SIGUSR2, signal.SIGTERM)
@@ -67,6 +68,7 @@ class SignalWatch:
         self._previous_fd = -1
         self.read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._installed = False
+        self.left = False
 
     def install(self) -> bool:
         """Install the handlers; False (and a warning) where this is not the main thread."""
@@ -82,7 +84,7 @@ class SignalWatch:
         for number in self.numbers:
             self._previous[number] = signal.signal(number, self._handle)
         self._installed = True
-        _forget_in_children(self)
+        protect(self)
         return True
 
     def restore(self) -> None:
@@ -120,14 +122,12 @@ class SignalWatch:
         return [number for number in data if number in self._previous]
 
     def leave_to_parent(self) -> None:
-        """In a forked child: what the parent's session hears is not for its helpers.
-
-        TERM must end a worker, as the program that made it expects; a signal sent to the whole
-        process group must not kill a data loader before its trainer has saved.
-        """
+        """In a forked child: see `slurm_ft.session.children`."""
+        # Signals are the main thread's: in the child that is the one that forked.
         if not self._installed:
             return
         self._installed = False
+        self.left = True
         signal.set_wakeup_fd(-1)
         for number, previous in self._previous.items():
             if previous in (signal.SIG_DFL, None) and number != signal.SIGTERM:
@@ -145,21 +145,3 @@ class SignalWatch:
             if signal.getsignal(number) == self._handle:
                 # None: it was not installed from Python, and cannot be put back from here.
                 signal.signal(number, signal.SIG_DFL if previous is None else previous)
-
-
-_watching: SignalWatch | None = None
-_hooked = False
-
-
-def _forget_in_children(watch: SignalWatch) -> None:
-    # A fork hook cannot be taken back, so there is one, and it looks at who is watching now.
-    global _watching, _hooked
-    _watching = watch
-    if not _hooked:
-        _hooked = True
-        os.register_at_fork(after_in_child=_in_child)
-
-
-def _in_child() -> None:
-    if _watching is not None and threading.current_thread() is threading.main_thread():
-        _watching.leave_to_parent()

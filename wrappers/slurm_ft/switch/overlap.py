@@ -18,7 +18,7 @@ from torch import Tensor
 
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft.switch.links import Link
-from slurm_ft.switch.plan import Mode, Move, StagePlan, Way
+from slurm_ft.switch.plan import Mode, Move, StagePlan, Way, in_place
 from slurm_ft.switch.storages import Held, address
 from slurm_ft.switch.timeline import Kind, Recorder
 
@@ -54,7 +54,7 @@ class StageSwitch:
     """One switch of one stage.
 
     ``incoming`` gives the host bytes of the new content by block key, for each block that comes.
-    Call `prefetch` (any time before the old task ends), `drained` after the stage's own last
+    Call `prefetch` (before the old task ends, or never), `drained` after the stage's own last
     update, `ready(layer)` before a layer's first use by the new task, `gone` to wait until all old
     content is in host memory, `released` when that is durable.
     """
@@ -94,6 +94,16 @@ class StageSwitch:
         if self._missing:
             raise SwitchError(f"no new content for {', '.join(sorted(self._missing)[:3])}")
 
+    @property
+    def serial(self) -> bool:
+        """Whether the old task is saved before the new one comes."""
+        return self._serial
+
+    @property
+    def words(self) -> str:
+        """The plan's reason for its mode."""
+        return self._plan.words
+
     def prefetch(self) -> None:
         """Begin to bring in what fits into spare memory; the old task goes on meanwhile."""
         moves = [move for move in self._plan.moves if move.way is Way.PREFETCH]
@@ -111,6 +121,8 @@ class StageSwitch:
         that leaves, by the address of the storage: what `storages.mirror` wants. In serial mode
         there are no twins, and ``before`` makes the old task durable from the device.
         """
+        if self._early is None:
+            self._plan = in_place(self._plan)
         for move in self._plan.moves:
             if move.leaves and not self._serial:
                 entry = self._held[move.block.key]

@@ -14,7 +14,7 @@ spare memory is all that helps. `predicted_s` knows both.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -111,6 +111,17 @@ class StagePlan:
     def prefetched(self) -> int:
         """Bytes that come before the old task has ended."""
         return sum(move.comes for move in self.moves if move.way is Way.PREFETCH)
+
+
+def in_place(plan: StagePlan) -> StagePlan:
+    """The same moves where nothing was brought in early after all."""
+    moves = tuple(
+        replace(move, way=Way.SWAP if move.block.keep else Way.LOAD)
+        if move.way is Way.PREFETCH
+        else move
+        for move in plan.moves
+    )
+    return replace(plan, moves=moves)
 
 
 def plan_stage(

@@ -15,9 +15,15 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
     environ = os.environ if environ is None else environ
     try:
         options = parse(sys.argv[1:] if argv is None else argv, environ)
-        from slurm_ft.train.program import train  # torch: after the usage is known to be right
+        # torch: after the usage is known to be right
+        if options.chain is not None:
+            from slurm_ft.switch.relay import run_chain
 
-        train(options, environ)
+            run_chain(options, environ, options.chain, options.switch)
+        else:
+            from slurm_ft.train.program import train
+
+            train(options, environ)
     except ConfigError as exc:
         print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
         return 2

@@ -32,6 +32,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "length": 1024,
     },
 }
+# How one task of a chain follows another.
+SWITCHES = ("overlapped", "naive", "cold")
 # Variables of the plan and the directive, and the keys of a task that they fill.
 _VARIABLES = {
     "FT_FROZEN": "frozen",
@@ -53,11 +55,14 @@ class Options:
     timings: Path | None = None
     log_every: int = 10
     emulate_step_s: float = 0.0
+    chain: Path | None = None
+    switch: str = SWITCHES[0]
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     """Options from arguments and environment. Raises ConfigError for what cannot be used."""
     args = _parser().parse_args(argv)
+    chain = args.chain or environ.get(variables.CHAIN)
     values: dict[str, Any] = dict(PRESETS[args.preset]) if args.preset else {}
     if args.config is not None:
         values.update(_read(args.config))
@@ -86,6 +91,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
         timings=args.timings,
         log_every=max(1, args.log_every),
         emulate_step_s=max(0.0, args.emulate_step_s),
+        chain=Path(chain) if chain else None,
+        switch=args.switch,
     )
 
 
@@ -116,6 +123,18 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--log-every", type=int, default=10, metavar="N", help="steps between lines")
     run.add_argument(
         "--emulate-step-s", type=float, default=0.0, metavar="S", help="compute longer by S seconds"
+    )
+    run.add_argument(
+        "--chain",
+        type=Path,
+        metavar="FILE",
+        help=f"YAML with tasks to train one after the other (default: ${variables.CHAIN})",
+    )
+    run.add_argument(
+        "--switch",
+        choices=SWITCHES,
+        default=SWITCHES[0],
+        help="how one task of a chain follows another",
     )
     return parser
 

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
 import slurm_ft
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.comm import Comm
+from slurm_ft.train.engine import loses_no_sends
 from slurm_ft.train.layout import Layout, resolve_layout
 from slurm_ft.train.options import Options
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
 from slurm_ft.train.results import part_name, write_manifest, write_part
+from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer
 
 
@@ -36,12 +39,14 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
             environ, options.wish, world=ranks.world, global_batch=task.global_batch
         )
         prepare_device(layout, ranks.device)
-        say = _sayer(ranks)
+        say = sayer(ranks)
         say(
             f"{task.name}: {task.model}, {ranks.world} ranks on {ranks.device.type}: "
             f"{layout.local_batch} samples x {layout.gpus} x {layout.accumulation}, "
             f"{layout.stages} stages, {layout.precision}, frozen {task.frozen}"
         )
+        if layout.stages > 1 and layout.schedule == "1f1b" and not loses_no_sends(ranks.device):
+            say("1F1B hangs on gloo with this torch: GPipe does the same with more memory")
         trainer = Trainer(task, layout, ranks)
         with slurm_ft.session(
             state={"task": trainer.state},
@@ -50,10 +55,10 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
             checkpoint=options.checkpoint,
         ) as ft:
             done = ft.restore()
-            _check_position(done, ft.position, layout)
+            check_position(done, ft.position, layout)
             if done:
                 say(f"goes on after step {done}")
-            with _Records(options, ranks, ft.attempt) as records:
+            with Records(options, ranks, ft.attempt) as records:
                 while done < task.steps:
                     began = time.perf_counter()
                     made = trainer.step(done + 1, options.emulate_step_s)
@@ -72,11 +77,12 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
             if options.checkpoint != "none" and ft.last_saved_step != done:
                 ft.save(done)
             metrics = trainer.evaluate()
-        _finish(trainer, done, metrics, say)
+            weights = trainer.state.state_dict()["model"]
+            write_result(task, layout, ft.comm, done, metrics, weights, say)
         return metrics
 
 
-def _check_position(done: int, position: Mapping[str, Any] | None, layout: Layout) -> None:
+def check_position(done: int, position: Mapping[str, Any] | None, layout: Layout) -> None:
     """Samples are counted by steps: another global batch would leave some out, or repeat them."""
     samples = (position or {}).get("samples")
     if done and samples != done * layout.global_batch:
@@ -87,9 +93,16 @@ def _check_position(done: int, position: Mapping[str, Any] | None, layout: Layou
         )
 
 
-def _finish(trainer: Trainer, step: int, metrics: Mapping[str, float], say: Any) -> None:
-    """Write the result and say whether it keeps its target."""
-    task, layout, ranks = trainer.task, trainer.layout, trainer.ranks
+def write_result(
+    task: Task,
+    layout: Layout,
+    comm: Comm,
+    step: int,
+    metrics: Mapping[str, float],
+    weights: Mapping[str, Tensor],
+    say: Callable[[str], None],
+) -> None:
+    """Write the result and say whether it keeps its target. Collective."""
     said = " ".join(f"{name}={value:.6f}" for name, value in metrics.items())
     if task.quality is None:
         say(f"result after step {step}: {said}")
@@ -99,23 +112,18 @@ def _finish(trainer: Trainer, step: int, metrics: Mapping[str, float], say: Any)
     if not task.output:
         return
     directory = Path(task.output)
-    replica, stage = layout.place_of(ranks.rank)
+    replica, stage = layout.place_of(comm.rank)
     digest = ""
     if replica == 0:
-        weights = trainer.state.state_dict()["model"]
         digest = write_part(directory, stage, layout.stages, weights)
-    digests = [digest] * layout.stages
-    if ranks.group:
-        gathered: list[Any] = [None] * ranks.world
-        dist.all_gather_object(gathered, digest)
-        digests = gathered[: layout.stages]
-    if ranks.rank == 0:
-        named = {part_name(i, layout.stages): value for i, value in enumerate(digests)}
+    digests = comm.gather(digest)
+    if digests is not None:
+        named = {part_name(i, layout.stages): digests[i] for i in range(layout.stages)}
         path = write_manifest(directory, task, layout, step=step, metrics=metrics, digests=named)
         say(f"result in {path.parent}")
 
 
-def _sayer(ranks: Ranks) -> Any:
+def sayer(ranks: Ranks) -> Any:
     def say(text: str) -> None:
         if ranks.rank == 0:
             print(text, flush=True)
@@ -123,21 +131,22 @@ def _sayer(ranks: Ranks) -> Any:
     return say
 
 
-class _Records:
+class Records:
     """The files of ``--loss-log`` and ``--timings``, written by rank 0 line by line.
 
     Appended to: a step that an attempt makes again is there again, and the last line counts.
     """
 
-    def __init__(self, options: Options, ranks: Ranks, attempt: int) -> None:
+    def __init__(self, options: Options, ranks: Ranks, attempt: int, task: str = "") -> None:
         writer = ranks.rank == 0
+        self._task = {"task": task} if task else {}
         self._loss = _opened(options.loss_log) if writer else None
         self._timings = _opened(options.timings) if writer else None
         self._attempt, self._device = attempt, ranks.device
         if self._timings is not None:
             _write(self._timings, _described(ranks.device))
 
-    def __enter__(self) -> _Records:
+    def __enter__(self) -> Records:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,7 +158,7 @@ class _Records:
         """Note one step. The loss is written exactly, as hexadecimal digits."""
         if self._loss is not None and loss is not None:
             line: dict[str, Any] = {"step": step, "loss": loss, "hex": loss.hex()}
-            _write(self._loss, {**line, "attempt": self._attempt})
+            _write(self._loss, {**line, "attempt": self._attempt, **self._task})
         if self._timings is not None:
             line = {"step": step, "at_s": time.time(), "wall_s": wall_s, "compute_s": compute_s}
             if self._device.type == "cuda":

@@ -55,13 +55,18 @@ class TaskState:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
-    def begin(self, task: Task) -> None:
-        """Forget the moments and take a task's weight decay."""
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """What moves the trained parameters; ``None`` on a stage that has none."""
+        return self._optimizer
+
+    def begin(self, task: Task, *, clear: bool = True) -> None:
+        """Take a task's weight decay and, with ``clear``, forget the moments."""
         if self._optimizer is None:
             return
         for group in self._optimizer.param_groups:
             group["weight_decay"] = task.weight_decay
-        for moments in self._optimizer.state.values():
+        for moments in self._optimizer.state.values() if clear else ():
             for name in _MOMENTS:
                 moments[name].zero_()
 
@@ -85,6 +90,11 @@ class TaskState:
                 for name, p in self._parameters.items()
             }
         return nested
+
+    def frozen_names(self) -> list[str]:
+        """What training does not change: a block store keeps it once for many checkpoints."""
+        named = self._model.named_parameters()
+        return [f"model.{name}" for name, p in named if not p.requires_grad]
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Copy into the live tensors. Raises StateMismatchError before anything is changed."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from slurm_ft.train.data import Data
 from slurm_ft.train.engine import build_engine, practise
 from slurm_ft.train.layout import Layout
-from slurm_ft.train.models import build_model, loss_of, stage_layers
+from slurm_ft.train.models import Stage, build_model, loss_of, stage_layers
 from slurm_ft.train.ranks import Ranks
 from slurm_ft.train.state import StateMismatchError, TaskState
 from slurm_ft.train.task import ModelKind, Task
@@ -105,9 +105,15 @@ class Trainer:
                 return f"{name} is {other} and not {mine}"
         return ""
 
-    def adopt(self, task: Task, *, fill: bool = True) -> None:
+    @property
+    def model(self) -> Stage:
+        """This rank's part of the model."""
+        return self._engine.model
+
+    def adopt(self, task: Task, *, fill: bool = True, moments: bool = True) -> None:
         """Go on with another task. Its weights are its first ones, unless somebody else brings
-        them into `state` (``fill=False``); its moments begin at zero either way."""
+        them into `state` (``fill=False``); its moments begin at zero, unless somebody else brings
+        those as well (``moments=False``)."""
         if why := self.differs(task):
             raise StateMismatchError(f"task {task.name} cannot follow {self.task.name}: {why}")
         if fill:
@@ -117,7 +123,7 @@ class Trainer:
                     self._engine.model.named_parameters(), fresh.named_parameters(), strict=True
                 ):
                     live.copy_(new)
-        self.state.begin(task)
+        self.state.begin(task, clear=moments)
         self.task, self.data = task, Data(task)
 
     def _round(self, step: int, index: int) -> tuple[Tensor, Tensor]:

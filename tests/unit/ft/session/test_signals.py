@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import socket
@@ -129,3 +130,38 @@ def test_a_forked_helper_ends_at_term_and_survives_the_others(watched: Watched) 
     # And this process still listens.
     signal.raise_signal(signal.SIGUSR2)
     assert noted == [signal.SIGUSR2]
+
+
+def wait_for_word(connection: object) -> None:
+    """A worker: says that it runs, and ends well when it is told to."""
+    connection.send("here")  # type: ignore[attr-defined]
+    connection.recv()  # type: ignore[attr-defined]
+
+
+def test_a_worker_outlives_a_term_that_is_not_its_parents(watched: Watched) -> None:
+    """sig-term-only: Slurm's TERM reaches data loaders too, whose death would fail the trainer."""
+    watch, _ = watched
+    watch.install()
+    context = multiprocessing.get_context("fork")
+    workers = []
+    for _ in range(2):
+        ours, theirs = context.Pipe()
+        worker = context.Process(target=wait_for_word, args=(theirs,))
+        worker.start()
+        assert ours.recv() == "here"
+        workers.append((worker, ours))
+    (told, tell), (ended, _) = workers
+    # From a process that is not the parent, as slurmstepd and ft-run are not.
+    stranger = os.fork()
+    if stranger == 0:
+        for worker, _ in workers:
+            os.kill(worker.pid or 0, signal.SIGTERM)
+        os._exit(0)
+    assert os.waitpid(stranger, 0)[1] == 0
+    tell.send("end")
+    told.join(5.0)
+    assert told.exitcode == 0
+    assert ended.is_alive()
+    ended.terminate()  # a pool's own way to end it
+    ended.join(5.0)
+    assert ended.exitcode == -signal.SIGTERM

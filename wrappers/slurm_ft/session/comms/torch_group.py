@@ -9,6 +9,7 @@ an hour between two safe points. A peer that dies is noticed at once, by its clo
 from __future__ import annotations
 
 import datetime
+from collections.abc import Callable
 from typing import Any
 
 from slurm_ft.comm import ExchangeLostError
@@ -35,7 +36,8 @@ class _PendingMax:
         if self._value is None:
             self._comm.wait(self._work, "maximum", limit_s)
             self._value = int(self._tensor.item())
-            self._work = None
+            self._comm.give_back(self._tensor)
+            self._work = self._tensor = None
         return self._value
 
 
@@ -50,11 +52,13 @@ class TorchComm:
         self._dist = dist
         self._limit_s = limit_s
         self._lost = ""
-        self._under_way = 0
         self._group = new_gloo_group(group)
         self._rank: int = dist.get_rank(self._group)
         self._size: int = dist.get_world_size(self._group)
         self._root: int = dist.get_global_rank(self._group, 0)
+        self._maximum = dist.AllreduceOptions()
+        self._maximum.reduceOp = dist.ReduceOp.MAX
+        self._spare: list[Any] = []
 
     @property
     def rank(self) -> int:
@@ -65,15 +69,21 @@ class TorchComm:
         return self._size
 
     def start_max(self, value: int) -> _PendingMax:
+        # Called at every step: the group's own method, which leaves out what dist.all_reduce
+        # looks up and logs, and tensors used again halve what this costs the training thread.
         self._check()
-        tensor = self._torch.tensor([value], dtype=self._torch.int64, device="cpu")
-        maximum = self._dist.ReduceOp.MAX
-        return _PendingMax(self, tensor, self._begin("all_reduce", tensor, op=maximum))
+        if self._spare:
+            tensor = self._spare.pop()
+            tensor.fill_(value)
+        else:
+            tensor = self._torch.tensor([value], dtype=self._torch.int64, device="cpu")
+        work = self._begin("maximum", self._group.allreduce, [tensor], self._maximum)
+        return _PendingMax(self, tensor, work)
 
     def barrier(self, limit_s: float | None = None) -> None:
         self._check()
         tensor = self._torch.zeros(1, dtype=self._torch.int64, device="cpu")
-        self.wait(self._begin("all_reduce", tensor), "barrier", limit_s)
+        self.wait(self._collective("all_reduce", tensor), "barrier", limit_s)
 
     def gather(self, value: Any, limit_s: float | None = None) -> list[Any] | None:
         self._check()
@@ -83,7 +93,7 @@ class TorchComm:
         parts = None
         if self._rank == 0:
             parts = [self._torch.empty_like(mine) for _ in range(self._size)]
-        self.wait(self._begin("gather", mine, parts, dst=self._root), "gather", limit_s)
+        self.wait(self._collective("gather", mine, parts, dst=self._root), "gather", limit_s)
         return None if parts is None else [unframe(bytes(part.tolist())) for part in parts]
 
     def broadcast(self, value: Any, limit_s: float | None = None) -> Any:
@@ -91,19 +101,16 @@ class TorchComm:
         data = encode(value) if self._rank == 0 else b""
         longest = self.start_max(len(data)).result(limit_s)
         tensor = self._tensor(data, longest)
-        self.wait(self._begin("broadcast", tensor, src=self._root), "broadcast", limit_s)
+        self.wait(self._collective("broadcast", tensor, src=self._root), "broadcast", limit_s)
         return unframe(bytes(tensor.tolist()))
 
     def close(self) -> None:
-        # Freeing a gloo group waits for what is under way on it: only where nothing can be.
-        if not self._lost and self._under_way == 0:
-            free_gloo_group(self._group)
+        # The group itself stays, see new_gloo_group; only the use of it ends here.
         self._lost = self._lost or "it was closed"
 
     def wait(self, work: Any, what: str, limit_s: float | None) -> None:
         """Wait for a torch Work, or declare the communicator lost."""
         limit_s = self._limit_s if limit_s is None else limit_s
-        self._under_way -= 1
         try:
             # A work that has failed raises here as well, so there is one place to look.
             work.wait(datetime.timedelta(seconds=max(limit_s, 0.001)))
@@ -118,12 +125,19 @@ class TorchComm:
                 f"rank {self._rank}: {self._lost}: a peer is stuck, slow or gone"
             ) from exc
 
-    def _begin(self, call: str, *args: Any, **options: Any) -> Any:
-        self._under_way += 1
+    def give_back(self, tensor: Any) -> None:
+        """A tensor that a maximum needs no longer."""
+        self._spare.append(tensor)
+
+    def _collective(self, call: str, *args: Any, **options: Any) -> Any:
+        function = getattr(self._dist, call)
+        return self._begin(call, function, *args, group=self._group, async_op=True, **options)
+
+    def _begin(self, what: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         try:
-            return getattr(self._dist, call)(*args, group=self._group, async_op=True, **options)
+            return function(*args, **options)
         except RuntimeError as exc:
-            self._lost = f"{call} between {self._size} ranks could not begin: {_first_line(exc)}"
+            self._lost = f"{what} between {self._size} ranks could not begin: {_first_line(exc)}"
             raise ExchangeLostError(f"rank {self._rank}: {self._lost}: a peer is gone") from exc
 
     def _check(self) -> None:
@@ -139,9 +153,11 @@ class TorchComm:
 def new_gloo_group(group: Any = None) -> Any:
     """A gloo group over the ranks of ``group`` (``None`` = all). Collective over those ranks.
 
-    Freed by `free_gloo_group` only. The destructor of a gloo group waits for what is under way on
-    it: a rank whose program ends with an error would linger until its peers gave up, while they
-    wait for it. So the interpreter's end must not run it, hence a reference that is never dropped.
+    Never freed, hence the reference that is not dropped. The destructor of a gloo group waits for
+    what is under way on it: a rank whose program ends with an error would linger until its peers
+    gave up, while they wait for it. And it joins the group's threads while it holds the
+    interpreter's lock, which such a thread may need to let go of its last tensor (torch 2.6: hangs
+    in 10 of 25 runs). A process makes one or two of them in its life.
     """
     import ctypes
 
@@ -159,17 +175,6 @@ def new_gloo_group(group: Any = None) -> Any:
         )
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(made))
     return made
-
-
-def free_gloo_group(group: Any) -> None:
-    """Destroy a group of `new_gloo_group` on which nothing is under way."""
-    import ctypes
-
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group(group)
-    ctypes.pythonapi.Py_DecRef(ctypes.py_object(group))
 
 
 def _first_line(exc: Exception) -> str:

@@ -1,0 +1,231 @@
+"""``slurm-ext pause JOBID``: all ranks of a running job hold together, or all go on.
+
+The request goes to the job's own ft-run through a file, which wakes it by a signal through Slurm
+that harms no program; ft-run answers through a file. Slurm is asked for the job's owner, where the
+job is somebody else's, and with ``--release=job`` for its state.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from pathlib import Path
+
+from slurm_ft.pause import asking
+from slurm_ft.pause.protocol import End, Rung
+from slurm_ft.pause.requests import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk
+
+from slurm_ext.control.config import load_config
+from slurm_ext.domain.errors import DataError, SlurmCommandError
+from slurm_ext.domain.spans import span
+from slurm_ext.domain.walltime import parse_walltime
+from slurm_ext.slurm.process import CommandRunner
+
+_JOB = re.compile(r"\d+(_\d+)?\Z")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+# ft-run looks by itself every few seconds where the signal was lost.
+FIRST_ANSWER_S = 15.0
+# Beyond the time until the first rank is at a safe point: acknowledging, releasing, saving.
+_BEYOND_S = 300.0
+# A requeued job is COMPLETING for a while, in which Slurm takes no change.
+_PENDING_S = 90.0
+
+
+def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the sub-command to the command line."""
+    parser = subparsers.add_parser(
+        "pause",
+        help="let a running job hold, and give back memory or GPUs meanwhile",
+        description="Pause a running job that was started by ft-run: all its ranks stop between"
+        " two steps, or all go on. Users pause their own jobs; root and the daemon's user any.",
+    )
+    parser.add_argument("job", metavar="JOBID", help="a running job, or one task of an array")
+    parser.add_argument(
+        "--for",
+        dest="hold",
+        metavar="TIME",
+        default="10m",
+        help="resume by itself after this time, e.g. 90s, 10m, 2h, or as Slurm writes times"
+        " (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--release",
+        choices=[rung.value for rung in Rung],
+        default=Rung.MEMORY.value,
+        help="what is given back meanwhile; job saves, requeues the job and keeps it from starting"
+        " for the time of --for (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="TIME",
+        default="60s",
+        help="how long a rank may take to come to the end of a step (default: %(default)s)",
+    )
+    parser.add_argument("--status", action="store_true", help="tell about the last pause instead")
+    add_place(parser)
+    parser.set_defaults(run=run)
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Options that say where requests are left."""
+    parser.add_argument(
+        "--state-dir", metavar="DIR", type=Path, help="the job's, where ft-run was given another"
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="configuration to read")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Ask, and tell how it went; 1 where the job is not paused."""
+    job_id = check_job(args.job)
+    runner = CommandRunner()
+    place = find_place(args, job_id, runner)
+    rung = Rung(args.release)
+    wait_s, hold_s = seconds("--timeout", args.timeout), seconds("--for", args.hold)
+    verb = STATUS if args.status else PAUSE
+    ask = asking.new_ask(job_id, verb, rung=rung, wait_s=wait_s, hold_s=hold_s)
+    asking.send(place, ask, lambda: wake(job_id, runner))
+    if args.status:
+        answer = asking.wait(
+            place, ask, lambda _: True, first_s=FIRST_ANSWER_S, limit_s=FIRST_ANSWER_S
+        )
+        return _tell_status(job_id, answer)
+    answer = asking.wait(
+        place,
+        ask,
+        lambda answer: bool(answer.end) or answer.stage == "held",
+        first_s=FIRST_ANSWER_S,
+        limit_s=wait_s + _BEYOND_S,
+    )
+    if answer is not None and answer.end == End.SAVED:
+        return _keep_waiting(job_id, hold_s, runner)
+    return _tell(job_id, ask, answer)
+
+
+def find_place(args: argparse.Namespace, job_id: str, runner: CommandRunner) -> asking.Place:
+    """One's own job, or the daemon's part of the spool; DataError for everybody else."""
+    own = asking.own_place(job_id, args.state_dir, Path.home())
+    if own is not None:
+        return own
+    owner = owner_of(job_id, runner)
+    place = None
+    if owner != os.getuid():
+        place = asking.daemons_place(Path(load_config(args.config).spool), owner, os.getuid())
+    if place is None:
+        mine = owner == os.getuid()
+        raise DataError(
+            f"job {job_id}",
+            "has no state directory of ft-run below your home"
+            if mine
+            else f"belongs to user {owner}: only that user, root and the daemon's may pause it",
+            "name it with --state-dir, if the job runs under ft-run" if mine else "ask one of them",
+        )
+    return place
+
+
+def owner_of(job_id: str, runner: CommandRunner) -> int:
+    """User id of the job's owner, by Slurm."""
+    text = runner.run(["squeue", "-h", "-j", job_id, "-o", "%U"]).stdout.split()
+    if not text or not text[0].isdigit():
+        raise DataError(f"job {job_id}", "is not in the queue", "only a running job can be paused")
+    return int(text[0])
+
+
+def wake(job_id: str, runner: CommandRunner) -> None:
+    """SIGCONT does nothing to a program that runs; ft-run's helper looks for requests at once."""
+    try:
+        runner.run(["scancel", "--signal=CONT", job_id])
+    except SlurmCommandError as exc:
+        # ft-run finds the request by itself, only later.
+        print(f"slurm-ext: warning: the job cannot be woken: {exc}", file=sys.stderr)
+
+
+def check_job(text: str) -> str:
+    """A job id or one task of an array."""
+    if not _JOB.match(text):
+        raise DataError(f"JOBID={text}", "is not a job id", "give one as in 123 or 123_4")
+    return text
+
+
+def seconds(option: str, text: str) -> float:
+    """A time as people write it, or as Slurm does."""
+    short = _TIME.match(text)
+    try:
+        found = float(short[1]) * _UNITS[short[2]] if short else float(parse_walltime(text))
+    except ValueError as exc:
+        raise DataError(
+            f"{option}={text}", "is not a time", "write it as in 90s, 10m, 2h or 1:00:00"
+        ) from exc
+    if not 0 < found <= LONGEST_HOLD_S:
+        raise DataError(
+            f"{option}={text}", "is out of bounds", f"give at most {span(LONGEST_HOLD_S)}"
+        )
+    return found
+
+
+def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None) -> int:
+    if answer is None:
+        print(
+            f"slurm-ext: job {job_id}: nobody answers; it is not paused. Does it run under ft-run?",
+            file=sys.stderr,
+        )
+        return 1
+    if answer.stage == "held" and not answer.end:
+        took = "" if answer.paused_s is None else f" after {answer.paused_s:.2f} s"
+        print(
+            f"job {job_id}: all ranks are paused{took}; they go on in {span(ask.hold_s)}, or by"
+            f" slurm-ext resume {job_id}"
+        )
+        return 0
+    word = {
+        End.ABORTED.value: "rolled back, the job goes on",
+        End.RESUMED.value: "rolled back after the commit, the job goes on",
+        End.REFUSED.value: "refused",
+        End.ABANDONED.value: "given up, the job comes back from its last checkpoint",
+        End.UNDECIDED.value: "not known: the store of the job does not answer",
+    }.get(answer.end, f"still {answer.stage}")
+    who = f" ({answer.ranks})" if answer.ranks else ""
+    print(f"slurm-ext: job {job_id}: {word}: {answer.reason}{who}", file=sys.stderr)
+    return 1
+
+
+def _tell_status(job_id: str, answer: PauseAnswer | None) -> int:
+    if answer is None:
+        print(f"slurm-ext: job {job_id}: nobody answers", file=sys.stderr)
+        return 1
+    if answer.stage == "none":
+        print(f"job {job_id}: no pause so far")
+    else:
+        state = answer.end or answer.stage
+        reason = f": {answer.reason}" if answer.reason else ""
+        print(f"job {job_id}: pause {answer.epoch} {state}{reason}")
+    return 0
+
+
+def _keep_waiting(job_id: str, hold_s: float, runner: CommandRunner) -> int:
+    """The job is saved and on its way to the queue: it must not start again at once."""
+    end_s = time.monotonic() + _PENDING_S
+    argv = ["scontrol", "update", f"JobId={job_id}", f"StartTime=now+{int(hold_s)}"]
+    while True:
+        try:
+            state = runner.run(["squeue", "-h", "-j", job_id, "-o", "%T"]).stdout.split()
+            if state == ["PENDING"]:
+                runner.run(argv)
+                print(
+                    f"job {job_id}: saved and requeued; it starts in {span(hold_s)} at the"
+                    f" earliest, or by slurm-ext resume {job_id}"
+                )
+                return 0
+            words = f"it is {' '.join(state) or 'gone'}"
+        except SlurmCommandError as exc:
+            words = str(exc)
+        if time.monotonic() > end_s:
+            print(
+                f"slurm-ext: job {job_id}: saved, but its start cannot be put off: {words}",
+                file=sys.stderr,
+            )
+            return 1
+        time.sleep(1.0)

@@ -1,0 +1,152 @@
+"""Rank, size, GPUs and ids, from recorded environments."""
+
+from __future__ import annotations
+
+import pytest
+from slurm_ft.launch.identity import Identity, job_name, starts_ranks
+
+# From 24.11, `sbatch -N2 -n4 --gpus-per-task=1`: what the batch script sees, and task 3 of srun.
+BATCH = {
+    "SLURM_JOB_ID": "12",
+    "SLURM_CLUSTER_NAME": "ft",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_NNODES": "2",
+    "SLURM_GPUS_ON_NODE": "3",
+    "SLURM_TRES_PER_TASK": "gres/gpu=1",
+    "SLURM_JOB_NODELIST": "n[2,4]",
+    "SLURM_SUBMIT_DIR": "/home/alice",
+}
+STEP = {
+    **BATCH,
+    "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
+    "SLURM_GPUS_ON_NODE": "1",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "n[2,4]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+}
+
+
+def identity(env: dict[str, str], *command: str, launcher: str = "auto") -> Identity:
+    return Identity(env, command or ("python", "train.py"), launcher)
+
+
+def test_a_task_of_a_step():
+    found = identity(STEP)
+    assert (found.rank, found.size, found.local_rank) == (3, 4, 0)
+    assert (found.job_id, found.base_id, found.cluster) == ("12", 12, "ft")
+    assert found.head() == "n2"
+    assert found.gpus == 4
+    assert not found.leads
+    assert not found.launcher
+
+
+def test_the_batch_script_itself_is_one_rank_whatever_ntasks_says():
+    found = identity(BATCH)
+    assert (found.rank, found.size, found.in_step) == (0, 1, False)
+    assert found.head() == "127.0.0.1"
+
+
+def test_outside_slurm():
+    found = identity({})
+    assert (found.job_id, found.rank, found.size, found.gpus) == ("", 0, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"RANK": "7", "WORLD_SIZE": "9", "LOCAL_RANK": "2"}, (7, 9, 2)),
+        ({"WORLD_SIZE": "9"}, (3, 4, 0)),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "5",
+                "OMPI_COMM_WORLD_SIZE": "6",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
+            (5, 6, 1),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"}, (1, 2, 1)),
+        ({"RANK": "many", "WORLD_SIZE": ""}, (3, 4, 0)),
+    ],
+)
+def test_who_knows_the_rank_best(more: dict[str, str], place: tuple[int, int, int]):
+    found = identity({**STEP, **more})
+    assert (found.rank, found.size, found.local_rank) == place
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "12"}, "12"),
+        (
+            {
+                "SLURM_JOB_ID": "1235",
+                "SLURM_ARRAY_JOB_ID": "1234",
+                "SLURM_ARRAY_TASK_ID": "2",
+            },
+            "1234_2",
+        ),
+        # The last task of an array has the array's own id.
+        (
+            {
+                "SLURM_JOB_ID": "1234",
+                "SLURM_ARRAY_JOB_ID": "1234",
+                "SLURM_ARRAY_TASK_ID": "3",
+            },
+            "1234_3",
+        ),
+        ({"SLURM_JOB_ID": "junk"}, ""),
+    ],
+)
+def test_sig_array_names(env: dict[str, str], name: str):
+    assert job_name(env) == name
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus"),
+    [
+        ({"SLURM_GPUS_PER_TASK": "2"}, 8),
+        ({"SLURM_TRES_PER_TASK": "cpu=4,gres/gpu:v100=1"}, 4),
+        ({"SLURM_TRES_PER_TASK": "gres:gpu:2"}, 8),
+        ({"SLURM_TRES_PER_TASK": "cpu=4"}, 6),
+        # --gpus=5 over two nodes: 3 here, 2 there.
+        ({"SLURM_GPUS": "5", "SLURM_TRES_PER_TASK": ""}, 5),
+        # What was submitted, before the job was given another size.
+        ({"SLURM_GPUS": "", "SLURM_TRES_PER_TASK": ""}, 6),
+        ({"SLURM_GPUS_ON_NODE": "", "SLURM_TRES_PER_TASK": ""}, 0),
+    ],
+)
+def test_gpus_of_the_step(env: dict[str, str], gpus: int):
+    assert identity({**STEP, "SLURM_GPUS_ON_NODE": "3", **env}).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("command", "launcher"),
+    [
+        (["torchrun", "--nnodes=2", "train.py"], True),
+        (["/opt/env/bin/torchrun", "train.py"], True),
+        (["python", "-m", "torch.distributed.run", "train.py"], True),
+        (["python3.13", "-u", "/opt/env/bin/torchrun", "train.py"], True),
+        (["accelerate", "launch", "train.py"], True),
+        (["python", "train.py", "torchrun"], False),
+        (["python", "-m", "train", "-m", "torch.distributed.run"], False),
+        (["bash", "torchrun"], False),
+        (["python"], False),
+        ([], False),
+    ],
+)
+def test_launchers_by_their_command_line(command: list[str], launcher: bool):
+    assert starts_ranks(command) == launcher
+
+
+def test_launchers_by_their_shape():
+    per_node = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "4"}
+    assert identity(per_node, "bash", "run.sh").launcher
+    assert not identity(per_node, "bash", "run.sh", launcher="no").launcher
+    assert not identity({**per_node, "SLURM_GPUS_ON_NODE": "1"}, "bash", "run.sh").launcher
+    assert identity(STEP, launcher="yes").launcher

@@ -1,0 +1,170 @@
+"""Requests from outside the job: whose are obeyed, whose are not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from slurm_ft.pause import requests
+from slurm_ft.pause.protocol import Rung
+from slurm_ft.pause.requests import (
+    Letterbox,
+    PauseAnswer,
+    PauseAsk,
+    answer_path,
+    ask_path,
+    parse_ask,
+    read_answer,
+    vouched_by,
+    write_private,
+)
+
+from slurm_ext.domain.codec import dumps
+from slurm_ext.domain.errors import ProtocolError
+
+ASK = PauseAsk("0123456789abcdef", "pause", "7", 100.0, Rung.MEMORY)
+
+
+def put(directory: Path, ask: PauseAsk) -> Path:
+    path = ask_path(directory, ask)
+    write_private(path, ask)
+    return path
+
+
+def nobody(credential: str, words: str) -> int:
+    raise ProtocolError("credential: munge does not confirm it")
+
+
+@pytest.fixture
+def box(tmp_path: Path) -> tuple[Path, Path, list[str], Callable[..., Letterbox]]:
+    state, plans = tmp_path / "state", tmp_path / "plans"
+    state.mkdir(mode=0o700)
+    plans.mkdir()
+    told: list[str] = []
+
+    def make(vouched: Callable[[str, str], int] = nobody) -> Letterbox:
+        return Letterbox("7", state, plans, told.append, vouched)
+
+    return state, plans, told, make
+
+
+def test_the_users_own_request_is_taken_once(box: tuple[Path, Path, list[str], object]) -> None:
+    state, _, told, make = box
+    path = put(state, ASK)
+    letters = make()  # type: ignore[operator]
+    assert list(letters.take()) == [ASK]
+    assert not path.exists()
+    assert list(letters.take()) == []
+    assert told == []
+
+
+def test_the_daemons_request_needs_its_credential(
+    box: tuple[Path, Path, list[str], object],
+) -> None:
+    _, plans, told, make = box
+    put(plans, ASK)
+    assert list(make().take()) == []  # type: ignore[operator]
+    assert "munge does not confirm it" in told[0]
+
+    def by(uid: int) -> Callable[[str, str], int]:
+        def vouched(credential: str, words: str) -> int:
+            assert words == ASK.words()
+            return uid
+
+        return vouched
+
+    # Right file, but vouched for by a stranger.
+    assert list(make(by(4711)).take()) == []  # type: ignore[operator]
+    assert "4711" in told[1]
+    letters = make(by(os.getuid()))  # type: ignore[operator]
+    assert list(letters.take()) == [ASK]
+    # Not ours to delete: it is obeyed once all the same.
+    assert list(letters.take()) == []
+
+
+def test_requests_about_other_jobs_and_links_are_not_obeyed(
+    box: tuple[Path, Path, list[str], object], tmp_path: Path
+) -> None:
+    state, _, told, make = box
+    outside = tmp_path / "outside.json"
+    write_private(outside, ASK)
+    ask_path(state, ASK).symlink_to(outside)
+    assert list(make().take()) == []  # type: ignore[operator]
+    other = replace(ASK, job_id="8")
+    put(state, other).rename(ask_path(state, replace(ASK, id="f" * 16)))
+    assert list(make().take()) == []  # type: ignore[operator]
+    assert any("about job 8" in line for line in told)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of another user need root")
+def test_a_file_of_another_user_is_not_obeyed(
+    box: tuple[Path, Path, list[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, plans, told, make = box
+    for directory in (state, plans):
+        os.chown(put(directory, ASK), 4711, 4711)
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert list(make(lambda credential, words: 0).take()) == []  # type: ignore[operator]
+    assert all("4711" in line for line in told)
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"id": "../../etc"},
+        {"verb": "kill"},
+        {"hold_s": -1.0},
+        {"wait_s": 1e9},
+        {"version": 2},
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ProtocolError):
+        parse_ask(dumps(replace(ASK, **change)), "place")  # type: ignore[arg-type]
+
+
+def test_the_credential_covers_every_word() -> None:
+    for change in (
+        {"verb": "resume"},
+        {"job_id": "8"},
+        {"rung": Rung.JOB},
+        {"hold_s": 1.0},
+        {"at_s": 1.0},
+    ):
+        assert replace(ASK, **change).words() != ASK.words()  # type: ignore[arg-type]
+
+
+def _unmunge(answer: str) -> Callable[[list[str], str], str]:
+    return lambda argv, given="": answer
+
+
+def test_munge_says_who(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = f"STATUS:           Success (0)\nUID:              1007\nLENGTH: 9\n\n{ASK.words()}"
+    monkeypatch.setattr(requests, "_munge", _unmunge(good))
+    assert vouched_by("MUNGE:x", ASK.words()) == 1007
+    with pytest.raises(ProtocolError, match="another request"):
+        vouched_by("MUNGE:x", replace(ASK, hold_s=9.0).words())
+    monkeypatch.setattr(requests, "_munge", _unmunge(good.replace("UID:  ", "UID:  alice (")))
+    for bad in (good.replace("Success", "Expired credential"), "", "nonsense\n\n" + ASK.words()):
+        monkeypatch.setattr(requests, "_munge", _unmunge(bad))
+        with pytest.raises(ProtocolError):
+            vouched_by("MUNGE:x", ASK.words())
+
+
+def test_a_payload_cannot_pose_as_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    forged = "STATUS: Expired (15)\nUID: 1007\n\nSTATUS: Success (0)\nUID: 0\n\n" + ASK.words()
+    monkeypatch.setattr(requests, "_munge", _unmunge(forged))
+    with pytest.raises(ProtocolError):
+        vouched_by("MUNGE:x", ASK.words())
+
+
+def test_answers(tmp_path: Path) -> None:
+    path = answer_path(tmp_path, ASK.id)
+    assert read_answer(path) is None
+    answer = PauseAnswer(ASK.id, "held", 3, paused_s=0.25)
+    write_private(path, answer)
+    assert read_answer(path) == answer

@@ -1,0 +1,106 @@
+"""A chain's file, what is appended to it, and what is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining
+
+from slurm_ext.domain.errors import ConfigError
+
+TWO = """
+common: {model: vit, depth: 2, global_batch: 8}
+tasks:
+  - {name: birds, seed: 1, steps: 4}
+  - {name: cars, seed: 2, steps: 6, depth: 3}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.yaml"
+    path.write_text(TWO)
+    return path
+
+
+def test_shared_keys_stand_once_and_a_task_may_differ(file: Path) -> None:
+    birds, cars = read_chain(file)
+    assert (birds.name, birds.depth, birds.global_batch, birds.steps) == ("birds", 2, 8, 4)
+    assert (cars.name, cars.depth, cars.seed) == ("cars", 3, 2)
+
+
+def test_a_bare_list_is_a_chain(tmp_path: Path) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text("- {name: a}\n- {name: b}\n")
+    assert [task.name for task in read_chain(path)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("tasks: []", "lists no tasks"),
+        ("tasks: 3", "lists no tasks"),
+        ("- 7", "task 1: is no mapping"),
+        ("- {seed: 1}", "task 1: name=None"),
+        ("- {name: a/b}", "name='a/b'"),
+        ("- {name: a}\n- {name: a}", "task 2: name='a': is there twice"),
+        ("- {name: a, layers: 3}", "task 1: layers: there is no such key"),
+        ("common: [1]\ntasks: [{name: a}]", "common: is no mapping"),
+        ("task: [{name: a}]", "task: there is no such key"),
+        ("- {name: a", "cannot be read"),
+        ("common: {name: a}\ntasks: [{seed: 1}]", "name=None"),
+    ],
+)
+def test_an_unusable_file_is_one_clear_error(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "t.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_chain(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_appended_tasks_come_last_in_their_order(file: Path, tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    given = read_chain(file)
+    assert chain.all_tasks(given) == given
+    for name in ("zebras", "apples"):
+        one = tmp_path / f"{name}.yaml"
+        one.write_text(f"{{name: {name}, steps: 3}}")
+        chain.append(one, given)
+    assert [task.name for task in chain.all_tasks(given)] == ["birds", "cars", "zebras", "apples"]
+    with pytest.raises(ConfigError, match="has a task of this name"):
+        chain.append(tmp_path / "zebras.yaml", given)
+    assert len(chain.all_tasks(given)) == 4
+    assert not list((tmp_path / "state" / "chain.d").glob(".*")), "temporary files are left"
+
+
+def test_done_tasks_are_not_trained_again_and_unfinished_ones_are(
+    file: Path, tmp_path: Path
+) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    tasks = read_chain(file)
+    assert remaining(tasks, chain.done()) == tasks
+    chain.record(Done("birds", 4, {"top1": 0.5}, 0, 1.0))
+    assert [task.name for task in remaining(tasks, chain.done())] == ["cars"]
+    chain.record(Done("cars", 5, {}, 1, 2.0))
+    assert [task.name for task in remaining(tasks, chain.done())] == ["cars"]
+    assert chain.done()["birds"].metrics == {"top1": 0.5}
+
+
+def test_a_broken_record_is_named_and_nothing_is_guessed(tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.record(Done("birds", 4, {}, 0, 1.0))
+    path = tmp_path / "ckpt" / "chain" / "done-birds.json"
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="done-birds"):
+        chain.done()
+
+
+def test_each_switch_has_a_file_of_its_own(tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    first = chain.next_timeline()
+    first.parent.mkdir(parents=True)
+    first.write_text("")
+    assert chain.next_timeline() == chain.timeline_path(1)

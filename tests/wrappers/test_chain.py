@@ -1,0 +1,280 @@
+"""A chain of tasks on warm ranks equals the same tasks trained one by one, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.pipelining
+from slurm_ft.checkpoint.store import CheckpointStore
+from slurm_ft.session.comms.solo import SoloComm
+from slurm_ft.switch.chain import ChainState, read_chain
+from slurm_ft.switch.timeline import Kind, parse_timeline
+from slurm_ft.train.__main__ import main
+from slurm_ft.train.models import build_model
+from slurm_ft.train.state import TaskState
+from slurm_ft.train.task import Task
+from torch import Tensor
+
+from tests.wrappers.ranks import Outcome, run_ranks
+
+COMMON = "dim: 16, depth: 4, heads: 2, image: 8, samples: 60, global_batch: 12, eval_samples: 20"
+CHAIN = f"""
+common: {{{COMMON}, warmup_steps: 1}}
+tasks:
+  - {{name: first, seed: 1, steps: 4, output: OUT/first}}
+  - {{name: second, seed: 2, steps: 5, backbone_seed: 7, output: OUT/second, learning_rate: 0.01}}
+  - {{name: third, seed: 3, steps: 4, classes: 5, output: OUT/third}}
+  - {{name: fourth, seed: 4, steps: 3, classes: 5, output: OUT/fourth}}
+"""
+FROZEN = CHAIN.replace("warmup_steps: 1", "warmup_steps: 1, frozen: backbone")
+PIPELINE = ["--stages", "2", "--micro-batches", "3"]
+
+
+def trainer_rank(rank: int, argv: list[str]) -> int:
+    return main(argv)
+
+
+def environment(folder: Path, attempt: int = 0) -> dict[str, str]:
+    return {
+        "FT_CHECKPOINT_DIR": str(folder / "ckpt"),
+        "FT_STATE_DIR": str(folder / "state"),
+        "FT_ATTEMPT": str(attempt),
+        "FT_JOB_ID": "7",
+    }
+
+
+def write_chain(folder: Path, text: str = CHAIN) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "tasks.yaml"
+    path.write_text(text.replace("OUT", str(folder / "out")))
+    return path
+
+
+def run(
+    folder: Path, size: int, *argv: str, attempt: int = 0, limit_s: float = 60.0, **more: Any
+) -> list[Outcome]:
+    log = str(folder / "loss.jsonl")
+    return run_ranks(
+        size,
+        trainer_rank,
+        ["--loss-log", log, "--threads", "1", *argv],
+        distributed=False,
+        env=environment(folder, attempt),
+        limit_s=limit_s,
+        **more,
+    )
+
+
+def losses(folder: Path) -> dict[str, dict[int, str]]:
+    """The last loss of each step of each task, exactly."""
+    found: dict[str, dict[int, str]] = {}
+    for line in (folder / "loss.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row.get("task", ""), {})[row["step"]] = row["hex"]
+    return found
+
+
+def weights(folder: Path, task: str) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in sorted((folder / "out" / task).glob("*.safetensors"))}
+
+
+def saved(root: Path, task: Task) -> dict[str, Tensor]:
+    """Everything of a task's newest checkpoint, as one rank with the whole model loads it."""
+    state = TaskState(task, build_model(task))
+    loaded = CheckpointStore(root, SoloComm()).load({"task": state})
+    assert loaded is not None
+    assert loaded.step == task.steps
+    found = {}
+    for layer in state.layers().values():
+        found.update(layer)
+    return found
+
+
+def alone(folder: Path, task: Task, size: int, *argv: str) -> None:
+    """Train one task by itself, as a job of its own would."""
+    values = {
+        "dim": task.dim,
+        "depth": task.depth,
+        "heads": task.heads,
+        "image": task.image,
+        "samples": task.samples,
+        "global_batch": task.global_batch,
+        "eval_samples": task.eval_samples,
+        "warmup_steps": task.warmup_steps,
+        "classes": task.classes,
+        "seed": task.seed,
+        "backbone_seed": task.backbone_seed,
+        "frozen": task.frozen,
+        "steps": task.steps,
+        "learning_rate": task.learning_rate,
+        "output": folder / "out" / task.name,
+    }
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in values.items()]
+    outcomes = run(folder, size, *options, *argv)
+    assert [outcome.code for outcome in outcomes] == [0] * size, outcomes
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Each task by itself, once per layout."""
+    made: dict[tuple[int, str, tuple[str, ...]], dict[str, Path]] = {}
+
+    def get(size: int, text: str, argv: list[str]) -> dict[str, Path]:
+        key = (size, text, tuple(argv))
+        if key not in made:
+            base = tmp_path_factory.mktemp("alone")
+            made[key] = {}
+            for task in read_chain(write_chain(base, text)):
+                folder = base / task.name
+                folder.mkdir()
+                alone(folder, task, size, *argv)
+                made[key][task.name] = folder
+        return made[key]
+
+    return get
+
+
+@pytest.mark.parametrize("how", ["overlapped", "naive", "cold"])
+@pytest.mark.parametrize(
+    ("size", "text", "argv"),
+    [(2, CHAIN, PIPELINE), (2, FROZEN, PIPELINE), (2, CHAIN, []), (1, CHAIN, [])],
+    ids=["pipeline", "frozen", "replicas", "one"],
+)
+def test_a_chain_trains_what_its_tasks_train_alone(
+    tmp_path: Path, references: Any, size: int, text: str, argv: list[str], how: str
+) -> None:
+    wanted = references(size, text, argv)
+    path = write_chain(tmp_path, text)
+    outcomes = run(tmp_path, size, "--chain", str(path), "--switch", how, *argv)
+    assert [outcome.code for outcome in outcomes] == [0] * size, outcomes
+    mine = losses(tmp_path)
+    for task in read_chain(path):
+        assert mine[task.name] == losses(wanted[task.name])[""], task.name
+        assert weights(tmp_path, task.name) == weights(wanted[task.name], task.name)
+        assert weights(tmp_path, task.name)
+        here = saved(tmp_path / "ckpt" / task.name, task)
+        there = saved(wanted[task.name] / "ckpt", task)
+        assert here.keys() == there.keys()
+        different = [key for key in here if not torch.equal(here[key], there[key])]
+        assert not different, (task.name, different[:5])
+    done = ChainState(tmp_path / "state", tmp_path / "ckpt").done()
+    assert [done[name].step for name in ("first", "second", "third", "fourth")] == [4, 5, 4, 3]
+
+
+def test_the_time_line_tells_what_moved(tmp_path: Path) -> None:
+    path = write_chain(tmp_path, FROZEN)
+    outcomes = run(tmp_path, 2, "--chain", str(path), *PIPELINE)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes
+    files = sorted((tmp_path / "ckpt" / "chain").glob("switch-*.json"))
+    lines = [parse_timeline(file.read_text(), str(file)) for file in files]
+    assert [line.how for line in lines] == ["overlapped", "cold", "overlapped"]
+    backbone, cold, same = lines
+    # Another backbone comes in and only the head goes out; the same one does not move at all.
+    assert backbone.moved(Kind.IN) > 3 * backbone.moved(Kind.OUT) > 0
+    assert same.moved(Kind.IN) < backbone.moved(Kind.IN) / 3
+    assert cold.moved(Kind.IN) == 0
+    for line in lines:
+        assert line.last_step_s <= min(line.durable_s, line.first_step_s)
+        assert {span.stage for span in line.spans} == {0, 1}
+
+
+def test_a_chain_goes_on_where_it_was_stopped_and_takes_what_was_appended(tmp_path: Path) -> None:
+    path = write_chain(tmp_path)
+    slow = ["--chain", str(path), "--emulate-step-s", "0.1", *PIPELINE]
+
+    def preempt(pids: list[int]) -> None:
+        wait_for_step(tmp_path, "second", 2)
+        os.kill(pids[1], signal.SIGUSR2)
+
+    first = run(tmp_path, 2, *slow, meanwhile=preempt)
+    assert [outcome.code for outcome in first] == [85, 85], first
+    added = tmp_path / "fifth.yaml"
+    added.write_text(f"{{{COMMON}, name: fifth, seed: 5, classes: 5, steps: 2, warmup_steps: 1}}")
+    ChainState(tmp_path / "state", tmp_path / "ckpt").append(added, read_chain(path))
+    before = len((tmp_path / "loss.jsonl").read_text().splitlines())
+    second = run(tmp_path, 2, *slow, attempt=1)
+    assert [outcome.code for outcome in second] == [0, 0], second
+    rows = [json.loads(line) for line in (tmp_path / "loss.jsonl").read_text().splitlines()]
+    later = [(row["task"], row["step"]) for row in rows[before:]]
+    assert "first" not in {task for task, _ in later}, "a task that was done is trained again"
+    assert len(later) == len(set(later))
+    steps = [(row["task"], row["step"]) for row in rows]
+    assert len(steps) == len(set(steps)), "a step was made twice although it was saved"
+    assert steps[-2:] == [("fifth", 1), ("fifth", 2)]
+
+
+def wait_for_step(folder: Path, task: str, step: int, limit_s: float = 40.0) -> None:
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if (folder / "loss.jsonl").exists():
+            for line in (folder / "loss.jsonl").read_text().splitlines():
+                row = json.loads(line)
+                if (row["task"], row["step"]) == (task, step):
+                    return
+        time.sleep(0.02)
+    raise AssertionError(f"{task} never came to step {step}")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_at_any_moment_no_task_is_lost_or_trained_twice(
+    tmp_path: Path, references: Any, seed: int
+) -> None:
+    kill_and_go_on(tmp_path, references, seed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(3, 100))
+def test_killed_at_any_moment_long(tmp_path: Path, references: Any, seed: int) -> None:
+    kill_and_go_on(tmp_path, references, seed)
+
+
+def kill_and_go_on(folder: Path, references: Any, seed: int) -> None:
+    """Kill one rank or all near a switch, start again until the chain is done, and compare."""
+    chance = random.Random(seed)
+    path = write_chain(folder)
+    chain = ChainState(folder / "state", folder / "ckpt")
+    done_before: set[str] = set()
+    for attempt in range(12):
+        done_before = set(chain.done())
+        target = next((t for t in read_chain(path) if t.name not in done_before), None)
+        assert target is not None
+
+        def strike(pids: list[int], target: Task = target) -> None:
+            wait_for_step(folder, target.name, max(1, target.steps - 1))
+            time.sleep(chance.uniform(0.0, 0.5))
+            for pid in pids if chance.random() < 0.5 else [chance.choice(pids)]:
+                os.kill(pid, signal.SIGKILL)
+
+        lines = len((folder / "loss.jsonl").read_text().splitlines()) if attempt else 0
+        outcomes = run(
+            folder,
+            2,
+            "--chain",
+            str(path),
+            "--emulate-step-s",
+            "0.05",
+            *PIPELINE,
+            attempt=attempt,
+            limit_s=45.0,
+            meanwhile=strike if attempt < 3 else None,
+        )
+        rows = (folder / "loss.jsonl").read_text().splitlines()[lines:]
+        again = {json.loads(row)["task"] for row in rows} & done_before
+        assert not again, f"attempt {attempt} trained {again} again"
+        if all(outcome.code == 0 for outcome in outcomes):
+            break
+    assert set(chain.done()) == {"first", "second", "third", "fourth"}
+    wanted = references(2, CHAIN, PIPELINE)
+    mine = losses(folder)
+    for task in read_chain(path):
+        assert mine[task.name] == losses(wanted[task.name])[""], task.name
+        assert weights(folder, task.name) == weights(wanted[task.name], task.name)

@@ -1,0 +1,137 @@
+"""The outside end of a request: where it is left, how the job is woken, how its answer is read.
+
+Used by the command line and by the daemon. Nothing here decides anything about the pause; what is
+asked for and how the answer is told is the caller's.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.request import PLANS
+from slurm_ft.pause.protocol import Rung
+from slurm_ft.pause.requests import (
+    PauseAnswer,
+    PauseAsk,
+    answer_path,
+    ask_path,
+    read_answer,
+    vouch,
+    write_private,
+)
+
+# Below the user's home, as ft-run has it by default.
+STATE = Path(".slurm-ext", "state")
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a request goes and where its answer appears; ``vouched`` adds a credential."""
+
+    asks: Path
+    answers: Path
+    vouched: bool = False
+
+
+def own_place(job_id: str, state_dir: Path | None, home: Path) -> Place | None:
+    """The state directory of one's own job; ``None`` where there is none."""
+    if state_dir is not None:
+        return Place(state_dir, state_dir)
+    found = sorted((home / STATE).glob(f"*-{job_id}"))
+    if len(found) > 1:
+        raise DataError(
+            f"job {job_id}",
+            f"has state directories of several clusters ({', '.join(str(p) for p in found)})",
+            "name one with --state-dir",
+        )
+    return Place(found[0], found[0]) if found else None
+
+
+def daemons_place(spool: Path, owner: int, uid: int) -> Place | None:
+    """The daemon's part of the spool, for root and the daemon's user; ``None`` for others."""
+    plans = spool / PLANS
+    try:
+        mine = uid in (0, plans.lstat().st_uid)
+    except OSError:
+        return None
+    return Place(plans, spool / str(owner), vouched=True) if mine else None
+
+
+def new_ask(
+    job_id: str,
+    verb: str,
+    *,
+    rung: Rung = Rung.MEMORY,
+    wait_s: float = 60.0,
+    hold_s: float = 600.0,
+) -> PauseAsk:
+    """A request by this user, now."""
+    return PauseAsk(
+        id=secrets.token_hex(8),
+        verb=verb,
+        job_id=job_id,
+        at_s=time.time(),
+        rung=rung,
+        wait_s=wait_s,
+        hold_s=hold_s,
+        by=_who(),
+    )
+
+
+def send(place: Place, ask: PauseAsk, wake: Callable[[], None]) -> None:
+    """Leave the request and wake the job. Raises DataError where it cannot be left."""
+    if place.vouched:
+        ask = replace(ask, credential=vouch(ask.words()))
+    try:
+        # The job's user reads what the daemon's user has written.
+        write_private(ask_path(place.asks, ask), ask, 0o644 if place.vouched else 0o600)
+    except OSError as exc:
+        raise DataError(
+            str(place.asks), f"no request can be left there: {exc.strerror}", "check its owner"
+        ) from exc
+    wake()
+
+
+def wait(
+    place: Place,
+    ask: PauseAsk,
+    enough: Callable[[PauseAnswer], bool],
+    *,
+    first_s: float,
+    limit_s: float,
+) -> PauseAnswer | None:
+    """The answer as soon as it is ``enough``, or the last one at the limit.
+
+    ``None`` where nobody has answered at all within ``first_s``.
+    """
+    began_s = time.monotonic()
+    path = answer_path(place.answers, ask.id)
+    while True:
+        answer = read_answer(path)
+        passed_s = time.monotonic() - began_s
+        if answer is not None and (enough(answer) or passed_s > limit_s):
+            return answer
+        if answer is None and passed_s > first_s:
+            withdraw(place, ask)
+            return None
+        time.sleep(_POLL_S)
+
+
+def withdraw(place: Place, ask: PauseAsk) -> None:
+    """Take back a request that nobody has read, so that no later attempt obeys it."""
+    ask_path(place.asks, ask).unlink(missing_ok=True)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())

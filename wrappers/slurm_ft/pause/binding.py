@@ -1,0 +1,185 @@
+"""Makes a session pausable: its agreement carries the epoch, its leaving carries out the end.
+
+A session calls `attach` once, when there is a state directory in which a store may announce itself.
+Everything else is in participant.py; this module only translates between the two: epochs that were
+heard become wishes, an agreed epoch becomes a pause at that very safe point, and a pause that must
+not be left by a step ends the rank with the code that tells ft-run what is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_ext.domain.errors import ConfigError
+from slurm_ft import exits, status, variables
+from slurm_ft.pause.address import address_path, read_address
+from slurm_ft.pause.client import NetStore
+from slurm_ft.pause.ladder import Figures, Ladder, Part
+from slurm_ft.pause.limits import DEFAULT_MOVE_S, Limits, check_limits, fitting_limits
+from slurm_ft.pause.participant import Actions, Participant, outcome_text
+from slurm_ft.pause.protocol import End, Exit, Rung
+from slurm_ft.session.agreement import Kind
+from slurm_ft.session.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+# End of a pause to exit code and the word of the status file.
+_LEAVE = {
+    End.SAVED: (exits.REQUEUE, status.ASKED),
+    End.ABANDONED: (exits.ABANDONED, status.LOST_PEER),
+    End.UNDECIDED: (exits.UNDECIDED, status.UNDECIDED),
+}
+
+
+class Pausable(Protocol):
+    """The part of a session that a pause needs."""
+
+    on_agreed: dict[Kind, Callable[[int], None]]
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    def want(self, kind: Kind, payload: int = 0) -> None: ...
+
+    def leave(self, code: int, word: str, note: str) -> Any: ...
+
+    def save(self, step: int | None = None) -> Any: ...
+
+
+class SessionActions:
+    """What a pause does to a session: nothing, its state's memory, or a save."""
+
+    def __init__(self, session: Pausable, ladder: Ladder) -> None:
+        self._session = session
+        self._ladder = ladder
+
+    def release(self, rung: Rung, limit_s: float) -> None:
+        """Give back what the rung names."""
+        if rung is Rung.MEMORY:
+            self._ladder.release(limit_s)
+        elif rung is Rung.JOB:
+            # All ranks committed, so all of them are here: a collective save is safe.
+            self._session.save()
+
+    def restore(self, limit_s: float) -> None:
+        """Take it back; after the other rungs nothing is away."""
+        self._ladder.restore(limit_s)
+
+
+def attach(
+    session: Pausable,
+    state: Mapping[str, Any] | None,
+    *,
+    longest_step_s: Callable[[], float] = lambda: 0.0,
+    limits: Limits | None = None,
+    actions: Actions | None = None,
+) -> Participant | None:
+    """Let this session be paused; ``None`` (and a warning) where its time-outs leave no room."""
+    settings = session.settings
+    if settings.state_dir is None:
+        return None
+    timeout_s = settings.collective_timeout_s
+    try:
+        chosen = limits or fitting_limits(timeout_s, longest_step_s(), move_s(os.environ))
+        check_limits(chosen, timeout_s, longest_step_s())
+    except ConfigError as exc:
+        if session.rank == 0:
+            _log.warning("this job cannot be paused: %s", exc)
+        return None
+    path = address_path(settings.state_dir, settings.attempt)
+
+    def connect() -> NetStore | None:
+        address = read_address(path)
+        return None if address is None else NetStore(address)
+
+    def urgent() -> str:
+        if session.stopping:
+            return f"rank {session.rank} was asked to leave"
+        try:
+            check_limits(chosen, timeout_s, longest_step_s())
+        except ConfigError as exc:
+            return str(exc)
+        return ""
+
+    ladder = Ladder(_parts(state))
+    participant = Participant(
+        session.rank,
+        session.size,
+        chosen,
+        connect,
+        actions or SessionActions(session, ladder),
+        heard=lambda epoch: session.want(Kind.PAUSE, epoch),
+        urgent=urgent,
+    )
+
+    def pause(epoch: int) -> None:
+        end = participant.pause(epoch)
+        if session.rank == 0 or isinstance(end, Exit):
+            _log.warning("rank %d: %s%s", session.rank, outcome_text(end), _moved(ladder.figures))
+            ladder.figures = Figures()
+        if isinstance(end, Exit):
+            code, word = _LEAVE[end.end]
+            participant.tell_gone()
+            participant.stop()
+            session.leave(code, word, f"pause: {end.reason}")
+
+    session.on_agreed[Kind.PAUSE] = pause
+    participant.start()
+    return participant
+
+
+def move_s(environment: Mapping[str, str]) -> float:
+    """How long giving back may take, as the user bounds it."""
+    text = environment.get(variables.PAUSE_MOVE_S, "")
+    try:
+        found = float(text) if text else DEFAULT_MOVE_S
+    except ValueError:
+        found = 0.0
+    if not 0 < found < math.inf:
+        raise ConfigError(
+            variables.PAUSE_MOVE_S, f"{text!r} is no number of seconds above 0", "unset it"
+        )
+    return found
+
+
+def _moved(figures: Figures) -> str:
+    """How much memory was given back, and how fast it went and came."""
+    if not figures.released_bytes:
+        return ""
+    mib = figures.released_bytes / 2**20
+    return (
+        f"; {mib:.0f} MiB released in {figures.release_s:.2f} s"
+        f" ({mib / max(figures.release_s, 1e-6):.0f} MiB/s), taken back in"
+        f" {figures.restore_s:.2f} s ({mib / max(figures.restore_s, 1e-6):.0f} MiB/s)"
+    )
+
+
+def _parts(state: Mapping[str, Any] | None) -> list[Part]:
+    """What can be released in this process; torch is used only where the program has it."""
+    import sys
+
+    if "torch" not in sys.modules:
+        return []
+    from slurm_ft.pause.memory import DeviceMemory
+    from slurm_ft.pause.nccl import NcclBuffers
+
+    spill = os.environ.get(variables.PAUSE_SPILL, "")
+    parts: list[Part] = []
+    if state:
+        parts.append(DeviceMemory(state, Path(spill) if spill else None))
+    parts.append(NcclBuffers())
+    return parts

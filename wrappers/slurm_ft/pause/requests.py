@@ -1,0 +1,262 @@
+"""Asking for a pause from outside the job: small files in, small files out.
+
+Whoever may put a file into the job's own state directory (mode 0700) is the job's user or root, so
+a file there needs no other proof. The daemon and operators have no access to it; they put theirs
+into the daemon's part of the spool, with a munge credential over the words of the request, and it
+counts only when both the file and the credential are by root or by the daemon's user. Everything
+that is read is opened without following links, bounded in size, and checked after opening.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ext.domain.codec import dumps, loads
+from slurm_ext.domain.errors import ProtocolError, SourceMissingError
+from slurm_ft.pause.protocol import Rung
+
+PAUSE = "pause"
+RESUME = "resume"
+STATUS = "status"
+VERBS = (PAUSE, RESUME, STATUS)
+ASK_VERSION = 1
+_MOST_BYTES = 16384
+_ID = re.compile(r"[0-9a-f]{16}\Z")
+_UID = re.compile(r"^UID:\s+(?:\S+\s+\()?(\d+)\)?\s*$", re.MULTILINE)
+_STATUS = re.compile(r"^STATUS:\s+Success\b", re.MULTILINE)
+_MUNGE_S = 10.0
+LONGEST_HOLD_S = 30 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsk:
+    """One request. ``credential`` is munge's, over `words`."""
+
+    id: str
+    verb: str
+    job_id: str
+    at_s: float
+    rung: Rung = Rung.MEMORY
+    wait_s: float = 60.0
+    hold_s: float = 600.0
+    by: str = ""
+    credential: str = ""
+    version: int = ASK_VERSION
+
+    def words(self) -> str:
+        """What the credential vouches for: all of it."""
+        return json.dumps(
+            [self.id, self.verb, self.job_id, self.at_s, self.rung, self.wait_s, self.hold_s],
+            separators=(",", ":"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAnswer:
+    """What has become of a request so far; replaced as it goes on.
+
+    ``end`` is empty while the pause lasts, else one of `slurm_ft.pause.protocol.End`.
+    """
+
+    id: str
+    stage: str
+    epoch: int = 0
+    end: str = ""
+    reason: str = ""
+    ranks: str = ""
+    paused_s: float | None = None
+    ended_s: float | None = None
+    version: int = ASK_VERSION
+
+
+def ask_path(directory: Path, ask: PauseAsk) -> Path:
+    """Where the request lies."""
+    return directory / f"pause-ask-{ask.job_id}-{ask.id}.json"
+
+
+def answer_path(directory: Path, ask_id: str) -> Path:
+    """Where its answer lies."""
+    return directory / f"pause-answer-{ask_id}.json"
+
+
+def write_private(path: Path, document: PauseAsk | PauseAnswer, mode: int = 0o600) -> None:
+    """Replace the file at once. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(dumps(document) + "\n")
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def parse_ask(text: str, place: str) -> PauseAsk:
+    """Read what anybody may have written, or raise ProtocolError naming ``place``."""
+    ask = loads(PauseAsk, text, place)
+    if ask.version != ASK_VERSION:
+        raise ProtocolError(f"{place}: version {ask.version}, this side knows {ASK_VERSION}")
+    if not _ID.match(ask.id):
+        raise ProtocolError(f"{place}: id={ask.id[:40]!r} is not 16 hexadecimal digits")
+    if ask.verb not in VERBS:
+        raise ProtocolError(f"{place}: verb={ask.verb[:40]!r}; known are {', '.join(VERBS)}")
+    for name in ("wait_s", "hold_s"):
+        value = getattr(ask, name)
+        if not 0 <= value <= LONGEST_HOLD_S:
+            raise ProtocolError(f"{place}: {name}={value:g} is outside 0..{LONGEST_HOLD_S:g}")
+    return ask
+
+
+def read_answer(path: Path) -> PauseAnswer | None:
+    """The answer, ``None`` where there is none yet."""
+    try:
+        text = _read(path)[0]
+    except FileNotFoundError:
+        return None
+    answer = loads(PauseAnswer, text, str(path))
+    if answer.version != ASK_VERSION:
+        raise ProtocolError(f"{path}: version {answer.version}, this side knows {ASK_VERSION}")
+    return answer
+
+
+def _read(path: Path) -> tuple[str, int]:
+    """Text and owner of a regular file. Raises FileNotFoundError or ProtocolError."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise ProtocolError(f"{path}: cannot be read: {exc.strerror}") from exc
+    with os.fdopen(fd, "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+            raise ProtocolError(f"{path}: not a plain file with one name; not read")
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ProtocolError(f"{path}: longer than {_MOST_BYTES} bytes; not read")
+    return data.decode(errors="replace"), found.st_uid
+
+
+def vouch(words: str) -> str:
+    """A munge credential of this user over these words, or SourceMissingError."""
+    return _munge(["munge", "--no-input", f"--string={words}"]).strip()
+
+
+def vouched_by(credential: str, words: str) -> int:
+    """The user who made the credential over exactly these words, or ProtocolError."""
+    try:
+        text = _munge(["unmunge", "--numeric"], credential)
+    except SourceMissingError as exc:
+        raise ProtocolError(f"credential: {exc}") from exc
+    head, _, payload = text.partition("\n\n")
+    uid = _UID.search(head)
+    if not _STATUS.search(head) or uid is None:
+        raise ProtocolError("credential: munge does not confirm it")
+    if payload.rstrip("\n") != words:
+        raise ProtocolError("credential: made for another request")
+    return int(uid[1])
+
+
+def _munge(argv: list[str], given: str = "") -> str:
+    try:
+        done = subprocess.run(
+            argv, input=given, capture_output=True, text=True, timeout=_MUNGE_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise SourceMissingError("munge", str(exc)) from exc
+    if done.returncode:
+        raise SourceMissingError("munge", done.stderr.strip()[:300] or f"code {done.returncode}")
+    return done.stdout
+
+
+class Letterbox:
+    """Requests for one job, as its own helper process reads them.
+
+    ``state_dir`` is the job's, ``plans`` the daemon's part of the spool (or ``None``). ``told``
+    gets a line about each request that was refused here.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        state_dir: Path,
+        plans: Path | None,
+        told: Callable[[str], None],
+        vouched: Callable[[str, str], int] = vouched_by,
+    ) -> None:
+        self._job_id = job_id
+        self._state_dir = state_dir
+        self._plans = plans
+        self._told = told
+        self._vouched = vouched
+        self._seen: set[str] = set()
+
+    def take(self) -> Iterator[PauseAsk]:
+        """New requests that may be obeyed, the oldest first."""
+        found = [*self._own(), *self._daemons()]
+        yield from sorted(found, key=lambda ask: (ask.at_s, ask.id))
+
+    def _own(self) -> Iterator[PauseAsk]:
+        for path in self._names(self._state_dir):
+            ask = self._accept(path, {os.getuid(), 0}, needs_credential=False)
+            path.unlink(missing_ok=True)
+            if ask is not None:
+                yield ask
+
+    def _daemons(self) -> Iterator[PauseAsk]:
+        if self._plans is None:
+            return
+        try:
+            owner = self._plans.lstat().st_uid
+        except OSError:
+            return
+        for path in self._names(self._plans):
+            # Not ours to delete: the name is remembered instead.
+            if path.name not in self._seen:
+                self._seen.add(path.name)
+                ask = self._accept(path, {owner, 0}, needs_credential=True)
+                if ask is not None:
+                    yield ask
+
+    def _names(self, directory: Path) -> list[Path]:
+        prefix = f"pause-ask-{self._job_id}-"
+        try:
+            with os.scandir(directory) as entries:
+                return [
+                    Path(entry.path)
+                    for entry in entries
+                    if entry.name.startswith(prefix) and entry.name.endswith(".json")
+                ]
+        except OSError as exc:
+            self._told(f"{directory}: requests cannot be read: {exc.strerror}")
+            return []
+
+    def _accept(self, path: Path, users: set[int], *, needs_credential: bool) -> PauseAsk | None:
+        try:
+            text, owner = _read(path)
+            ask = parse_ask(text, str(path))
+            if owner not in users:
+                raise ProtocolError(f"{path}: by user {owner}, who may not pause this job")
+            if ask.job_id != self._job_id:
+                raise ProtocolError(f"{path}: about job {ask.job_id[:40]}, this is {self._job_id}")
+            if (
+                needs_credential
+                and (uid := self._vouched(ask.credential, ask.words())) not in users
+            ):
+                raise ProtocolError(
+                    f"{path}: vouched for by user {uid}, who may not pause this job"
+                )
+        except FileNotFoundError:
+            return None
+        except ProtocolError as exc:
+            self._told(str(exc))
+            return None
+        return ask

@@ -1,0 +1,230 @@
+"""A chain of tasks on one allocation: its file, what was appended, which tasks are done. No torch.
+
+The file lists tasks as the reference trainer knows them; keys that all of them share stand once::
+
+    common: {model: vit, depth: 12, frozen: backbone, global_batch: 64}
+    tasks:
+      - {name: birds, seed: 1, steps: 400, output: out/birds, quality: top1>=0.8}
+      - {name: cars, seed: 2, steps: 300, output: out/cars}
+
+Tasks appended while the chain runs lie beside the job's other small files, one file each, in the
+order of their numbers; the directory belongs to the job's user. A task is done when its record
+says so, and the record is written last: after its final checkpoint and its result are durable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_ext.domain.errors import ConfigError
+from slurm_ft.train.task import Task, make_task
+
+# Names become directories.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_ADDED = "chain.d"
+_RECORDS = "chain"
+MAX_FILE_BYTES = 1 << 20
+MAX_TASKS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Record of a finished task. Times are seconds since the epoch."""
+
+    name: str
+    step: int
+    metrics: Mapping[str, float]
+    attempt: int
+    ended_s: float
+
+
+def read_chain(path: Path) -> list[Task]:
+    """The tasks of a chain's file. Raises ConfigError naming the file, the task and the key."""
+    document = _read_yaml(path)
+    common: Any = {}
+    if isinstance(document, dict):
+        unknown = sorted(str(key) for key in document.keys() - {"common", "tasks"})
+        if unknown:
+            raise ConfigError(
+                f"{path}: {unknown[0]}", "there is no such key", "the keys are common and tasks"
+            )
+        common, document = document.get("common") or {}, document.get("tasks")
+    if not isinstance(common, dict):
+        raise ConfigError(f"{path}: common", "is no mapping", "write lines such as model: vit")
+    if not isinstance(document, list) or not document:
+        raise ConfigError(str(path), "lists no tasks", "write tasks: and a list")
+    if len(document) > MAX_TASKS:
+        raise ConfigError(str(path), f"lists more than {MAX_TASKS} tasks", "cut it up")
+    return _tasks(document, common, path)
+
+
+def read_task(path: Path) -> Task:
+    """One task from a file of its own."""
+    document = _read_yaml(path)
+    return _tasks([document], {}, path)[0]
+
+
+def _tasks(rows: Sequence[Any], common: Mapping[str, Any], path: Path) -> list[Task]:
+    found: list[Task] = []
+    for index, row in enumerate(rows, start=1):
+        place = f"{path}: task {index}"
+        if not isinstance(row, dict):
+            raise ConfigError(place, "is no mapping", "write lines such as name: birds")
+        task = make_task({str(k): v for k, v in {**common, **row}.items()}, place)
+        if not _NAME.match(task.name) or "name" not in row:
+            raise ConfigError(
+                f"{place}: name={row.get('name')!r}",
+                "names a directory",
+                "write a name of its own of letters, digits and _.-, up to 64",
+            )
+        if any(task.name == other.name for other in found):
+            raise ConfigError(f"{place}: name={task.name!r}", "is there twice", "rename one")
+        found.append(task)
+    return found
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+
+    try:
+        with open(path, "rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+        if len(text) > MAX_FILE_BYTES:
+            raise ConfigError(str(path), f"is longer than {MAX_FILE_BYTES} bytes", "cut it up")
+        return yaml.safe_load(text.decode())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
+        words = str(exc).splitlines()[0]
+        raise ConfigError(
+            str(path), f"cannot be read ({words})", "name a readable YAML file"
+        ) from exc
+
+
+class ChainState:
+    """What lies on disk of a running chain.
+
+    ``state_dir`` is the job's directory of small files, ``checkpoint_dir`` that of its checkpoints;
+    both are the same in every attempt. Only rank 0 writes.
+    """
+
+    def __init__(self, state_dir: Path, checkpoint_dir: Path) -> None:
+        self._added = state_dir / _ADDED
+        self._records = checkpoint_dir / _RECORDS
+        self._checkpoints = checkpoint_dir
+
+    def checkpoints_of(self, task: Task) -> Path:
+        """Directory of one task's checkpoints."""
+        return self._checkpoints / task.name
+
+    def timeline_path(self, number: int) -> Path:
+        """File of the time line of one switch, counted over the life of the chain."""
+        return self._records / f"switch-{number:04d}.json"
+
+    def next_timeline(self) -> Path:
+        """The first of those that is not there yet."""
+        number = 0
+        while self.timeline_path(number).exists():
+            number += 1
+        return self.timeline_path(number)
+
+    def all_tasks(self, given: Sequence[Task]) -> list[Task]:
+        """Tasks of the file, then those appended so far. Names must differ over both."""
+        tasks = list(given)
+        for path in sorted(self._added.glob("[0-9]*.yaml")) if self._added.is_dir() else ():
+            task = read_task(path)
+            if any(task.name == other.name for other in tasks):
+                raise ConfigError(f"{path}: name={task.name!r}", "is there twice", "rename one")
+            tasks.append(task)
+        return tasks
+
+    def append(self, path: Path, given: Sequence[Task] = ()) -> Task:
+        """Append the task of a file to the chain; it is checked, and copied as it is."""
+        task = read_task(path)
+        if any(task.name == other.name for other in self.all_tasks(given)):
+            raise ConfigError(
+                f"{path}: name={task.name!r}", "the chain has a task of this name", "rename it"
+            )
+        self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
+        content = path.read_bytes()
+        number = 1 + max((int(p.name.split("-")[0]) for p in self._added.glob("[0-9]*")), default=0)
+        while True:
+            try:
+                # Two appends at once get two numbers: a name is taken by making it.
+                write_once(self._added / f"{number:06d}-{task.name}.yaml", content)
+                return task
+            except FileExistsError:
+                number += 1
+
+    def done(self) -> dict[str, Done]:
+        """Records of the tasks that are done, by name."""
+        found: dict[str, Done] = {}
+        for path in sorted(self._records.glob("done-*.json")) if self._records.is_dir() else ():
+            try:
+                row = json.loads(path.read_text(encoding="ascii"))
+                record = Done(
+                    row["name"], row["step"], row["metrics"], row["attempt"], row["ended_s"]
+                )
+            except (OSError, ValueError, KeyError, TypeError) as exc:
+                raise ConfigError(
+                    str(path), f"is no record of a task ({exc})", "delete it: the task is redone"
+                ) from exc
+            found[record.name] = record
+        return found
+
+    def record(self, done: Done) -> None:
+        """Say that a task is done; durable when this returns."""
+        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = json.dumps(
+            {
+                "name": done.name,
+                "step": done.step,
+                "metrics": dict(done.metrics),
+                "attempt": done.attempt,
+                "ended_s": done.ended_s,
+            }
+        )
+        replace_durably(self._records / f"done-{done.name}.json", text.encode() + b"\n")
+
+
+def remaining(tasks: Sequence[Task], done: Mapping[str, Done]) -> list[Task]:
+    """Tasks to be trained yet, in order. A done one whose steps were raised is trained on."""
+    return [task for task in tasks if task.name not in done or done[task.name].step < task.steps]
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Make a file that was not there, whole or not at all. Raises FileExistsError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _write(temporary, content)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink()
+    _sync_directory(path.parent)
+
+
+def replace_durably(path: Path, content: bytes) -> None:
+    """Put a whole file in the place of whatever was there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    _write(temporary, content)
+    os.replace(temporary, path)
+    _sync_directory(path.parent)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
