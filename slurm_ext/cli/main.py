@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pin": ("slurm_ext.cli.pin", "keep a job's GPU count, or let it be chosen again"),
     "pause": ("slurm_ext.cli.pause", "let a running job hold, and give back memory meanwhile"),
     "resume": ("slurm_ext.cli.resume", "let a paused job go on"),
+    "chain": ("slurm_ext.cli.chain", "append tasks to a job that trains a chain of them"),
     "checkpoint": ("slurm_ext.cli.checkpoint", "list, verify and clean up checkpoints"),
     "table": ("slurm_ext.cli.table", "import, list, show and export measured throughputs"),
     "report": ("slurm_ext.cli.report", "what the accounting of Slurm says about a site"),

@@ -1,4 +1,7 @@
-"""``slurm-ext report fit``: what a site's accounting says about which mechanisms to switch on."""
+"""``slurm-ext report``: what a site's accounting says about which mechanisms to switch on.
+
+The report on switches between tasks has its own module.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from slurm_ext.cli import switches
 from slurm_ext.domain.errors import ConfigError
 from slurm_ext.domain.spans import about, counted
 from slurm_ext.sim.advice import Advice, advise, percent
@@ -26,8 +30,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     """Add the sub-command to the command line."""
     parser = subparsers.add_parser(
         "report",
-        help="what the accounting of Slurm says about a site",
-        description="Reports about a site, from files that Slurm's own commands write.",
+        help="what the accounting of Slurm says about a site, and how tasks were switched",
+        description="Reports about a site, from files that Slurm's own commands write, and about"
+        " jobs that train several tasks.",
     )
     parser.set_defaults(run=run)
     kinds = parser.add_subparsers(dest="kind", metavar="ACTION", required=True)
@@ -61,6 +66,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     one.add_argument("--delimiter", metavar="TEXT", help="separator, if the heading does not tell")
     one.add_argument("--json", action="store_true", help="everything as one JSON document")
+    switches.register(kinds)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed.pipelining
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.session.comms.solo import SoloComm
-from slurm_ft.switch.chain import ChainState, read_chain
+from slurm_ft.switch.chain import ChainState, read_chain, running_chain
 from slurm_ft.switch.timeline import Kind, parse_timeline
 from slurm_ft.train.__main__ import main
 from slurm_ft.train.models import build_model
@@ -198,7 +198,7 @@ def test_a_chain_goes_on_where_it_was_stopped_and_takes_what_was_appended(tmp_pa
     assert [outcome.code for outcome in first] == [85, 85], first
     added = tmp_path / "fifth.yaml"
     added.write_text(f"{{{COMMON}, name: fifth, seed: 5, classes: 5, steps: 2, warmup_steps: 1}}")
-    ChainState(tmp_path / "state", tmp_path / "ckpt").append(added, read_chain(path))
+    running_chain(tmp_path / "state").append(added)
     before = len((tmp_path / "loss.jsonl").read_text().splitlines())
     second = run(tmp_path, 2, *slow, attempt=1)
     assert [outcome.code for outcome in second] == [0, 0], second

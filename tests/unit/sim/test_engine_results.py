@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import DataError
@@ -82,6 +82,7 @@ def test_distribution_and_use() -> None:
     assert share_in_use([], 4, 10) == []
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0, 1e4), st.floats(0.01, 1e4), st.integers(1, 4)),

@@ -126,6 +126,13 @@ OPTIONS = (
         variables.ON_RESUME,
     ),
     Option(
+        "chain",
+        "FILE",
+        "Tasks that the program trains one after the other on the same ranks, see slurm_ft.train."
+        " `slurm-ext chain add` appends to them while the job runs.",
+        variables.CHAIN,
+    ),
+    Option(
         "requeue",
         "auto|always|never",
         "Whether ft-run may requeue the job. auto: where something was saved and no framework in"

@@ -28,6 +28,7 @@ from slurm_ft.train.task import Task, make_task
 # Names become directories.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _ADDED = "chain.d"
+_GIVEN = "given"
 _RECORDS = "chain"
 MAX_FILE_BYTES = 1 << 20
 MAX_TASKS = 10_000
@@ -142,10 +143,17 @@ class ChainState:
             tasks.append(task)
         return tasks
 
-    def append(self, path: Path, given: Sequence[Task] = ()) -> Task:
+    def announce(self, file: Path) -> None:
+        """Say, for `given`, that a chain of this file runs here."""
+        self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_durably(
+            self._added / _GIVEN, f"{file.resolve()}\n{self._checkpoints.resolve()}\n".encode()
+        )
+
+    def append(self, path: Path) -> Task:
         """Append the task of a file to the chain; it is checked, and copied as it is."""
         task = read_task(path)
-        if any(task.name == other.name for other in self.all_tasks(given)):
+        if any(task.name == other.name for other in self.all_tasks(self.given())):
             raise ConfigError(
                 f"{path}: name={task.name!r}", "the chain has a task of this name", "rename it"
             )
@@ -159,6 +167,14 @@ class ChainState:
                 return task
             except FileExistsError:
                 number += 1
+
+    def given(self) -> list[Task]:
+        """The tasks of the chain's own file; none where it was never announced."""
+        try:
+            file = Path((self._added / _GIVEN).read_text().splitlines()[0])
+        except (OSError, IndexError):
+            return []
+        return read_chain(file)
 
     def done(self) -> dict[str, Done]:
         """Records of the tasks that are done, by name."""
@@ -189,6 +205,17 @@ class ChainState:
             }
         )
         replace_durably(self._records / f"done-{done.name}.json", text.encode() + b"\n")
+
+
+def running_chain(state_dir: Path) -> ChainState:
+    """The chain of a job, from its directory of small files. Raises ConfigError without one."""
+    try:
+        lines = (state_dir / _ADDED / _GIVEN).read_text().splitlines()
+        return ChainState(state_dir, Path(lines[1]))
+    except (OSError, IndexError) as exc:
+        raise ConfigError(
+            str(state_dir), "no chain has begun here", "was the job started with ft-run --chain?"
+        ) from exc
 
 
 def remaining(tasks: Sequence[Task], done: Mapping[str, Done]) -> list[Task]:

@@ -79,7 +79,7 @@ def run_chain(options: Options, environ: Mapping[str, str], path: Path, how: str
         torch.set_num_threads(options.threads)
     given = read_chain(path)
     with joined(environ, options.device) as ranks:
-        Relay(options, environ, ranks, given, how).run()
+        Relay(options, environ, ranks, path, given, how).run()
 
 
 def _ranks_on_node(environ: Mapping[str, str]) -> int:
@@ -99,11 +99,12 @@ class Relay:
         options: Options,
         environ: Mapping[str, str],
         ranks: Ranks,
+        file: Path,
         given: Sequence[Task],
         how: str,
     ) -> None:
         self._options, self._environ, self._ranks = options, environ, ranks
-        self._given, self._how = given, how
+        self._file, self._given, self._how = file, given, how
         self._say = sayer(ranks)
         self._switch: StageSwitch | None = None
         self._prepared: StageSwitch | None = None
@@ -124,6 +125,8 @@ class Relay:
             self._chain = ChainState(
                 settings.state_dir or settings.checkpoint_dir, settings.checkpoint_dir
             )
+            if ft.rank == 0:
+                self._chain.announce(self._file)
             self._side, self._store = self._exchange()
             try:
                 self._all_tasks(layout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining
+from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, running_chain
 
 from slurm_ext.domain.errors import ConfigError
 
@@ -65,13 +65,17 @@ def test_appended_tasks_come_last_in_their_order(file: Path, tmp_path: Path) -> 
     chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
     given = read_chain(file)
     assert chain.all_tasks(given) == given
+    with pytest.raises(ConfigError, match="no chain has begun"):
+        running_chain(tmp_path / "state")
+    chain.announce(file)
+    assert running_chain(tmp_path / "state").given() == given
     for name in ("zebras", "apples"):
         one = tmp_path / f"{name}.yaml"
         one.write_text(f"{{name: {name}, steps: 3}}")
-        chain.append(one, given)
+        chain.append(one)
     assert [task.name for task in chain.all_tasks(given)] == ["birds", "cars", "zebras", "apples"]
     with pytest.raises(ConfigError, match="has a task of this name"):
-        chain.append(tmp_path / "zebras.yaml", given)
+        chain.append(tmp_path / "zebras.yaml")
     assert len(chain.all_tasks(given)) == 4
     assert not list((tmp_path / "state" / "chain.d").glob(".*")), "temporary files are left"
 

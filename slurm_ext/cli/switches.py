@@ -1,0 +1,178 @@
+"""``slurm-ext report switch``: what each stage did while one task gave way to the next.
+
+Reads the time lines that a chain of tasks writes beside its checkpoints. A table in any case; a
+picture where one is asked for, with one panel per switch on a common time axis, so that a naive
+and an overlapped run can be compared by eye. matplotlib is imported only then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timeline
+
+from slurm_ext.cli.checkpoint import JobFolders, find
+from slurm_ext.domain.errors import DataError
+
+_FOLDER = "chain"
+_FORMATS = (".png", ".svg", ".pdf")
+# Okabe and Ito: apart for colour-blind readers and in print.
+_COLOURS = {
+    Kind.COMPUTE: "#0072b2",
+    Kind.OUT: "#e69f00",
+    Kind.IN: "#009e73",
+    Kind.SAVE: "#cc79a7",
+    Kind.GROUP: "#d55e00",
+    Kind.WAIT: "#bbbbbb",
+}
+_MB = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One switch and where it was read."""
+
+    name: str
+    line: Timeline
+
+
+def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the report to ``slurm-ext report``."""
+    parser = kinds.add_parser(
+        "switch",
+        help="what each stage did while one task of a chain gave way to the next",
+        description="Show the switches of jobs that trained a chain of tasks: per stage the seconds"
+        " of each activity, and the bytes moved. Several places are shown side by side.",
+    )
+    parser.add_argument(
+        "places",
+        metavar="JOBID|DIR",
+        nargs="+",
+        help="a job, its checkpoint directory, or a file of one switch",
+    )
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="picture: .png, .svg or .pdf")
+    parser.add_argument("--json", action="store_true", help="the time lines as a JSON list")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the tables, and draw where asked to."""
+    if args.plot is not None and args.plot.suffix not in _FORMATS:
+        raise DataError(str(args.plot), "is no kind of picture", f"end in {', '.join(_FORMATS)}")
+    shown = [item for place in args.places for item in read(place, several=len(args.places) > 1)]
+    if args.json:
+        print(json.dumps([{"name": s.name, **json.loads(s.line.to_json())} for s in shown]))
+    else:
+        for item in shown:
+            print("\n".join(table(item)))
+    if args.plot is not None:
+        draw(shown, args.plot)
+        if not args.json:
+            print(f"picture in {args.plot}")
+    return 0
+
+
+def read(place: str, *, several: bool = False) -> list[Shown]:
+    """All switches of one place, in their order. Raises DataError where there are none."""
+    path = Path(place)
+    if path.is_file():
+        files = [path]
+    else:
+        folder = find(place, JobFolders())
+        files = sorted((folder / _FOLDER).glob("switch-*.json"))
+        if not files:
+            raise DataError(
+                str(folder), "holds no switches", "did the job train more than one task of a chain?"
+            )
+    found = []
+    for file in files:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        name = f"{place} {file.stem}" if several else file.stem
+        found.append(Shown(name, parse_timeline(text, str(file))))
+    return found
+
+
+def table(item: Shown) -> list[str]:
+    """Lines of one switch: a heading, a row per stage."""
+    line = item.line
+    start = min((span.start_s for span in line.spans), default=0.0)
+    lines = [
+        f"{item.name}: {line.how}, {line.stages} stage{'s' if line.stages > 1 else ''};"
+        f" from the old task's last step to the new one's first {line.first_step_s:.2f} s,"
+        f" until the old one was durable {line.durable_s:.2f} s"
+    ]
+    heads = [*(kind.value for kind in Kind if kind is not Kind.WAIT), "idle", "MB out", "MB in"]
+    lines.append("  stage " + " ".join(f"{head:>14}" for head in heads))
+    for stage in range(line.stages):
+        mine = [span for span in line.spans if span.stage == stage]
+        cells = [
+            f"{busy_s((s for s in mine if s.kind is kind), start, line.end_s):.3f}"
+            for kind in Kind
+            if kind is not Kind.WAIT
+        ]
+        working = [span for span in mine if span.kind is not Kind.WAIT]
+        cells.append(f"{line.end_s - start - busy_s(working, start, line.end_s):.3f}")
+        cells += [f"{_moved(mine, kind):.1f}" for kind in (Kind.OUT, Kind.IN)]
+        lines.append(f"  {stage:5} " + " ".join(f"{cell:>14}" for cell in cells))
+    return lines
+
+
+def _moved(spans: Sequence[Span], kind: Kind) -> float:
+    return sum(span.nbytes for span in spans if span.kind is kind) / _MB
+
+
+def draw(shown: Sequence[Shown], path: Path) -> None:
+    """One panel per switch. Raises DataError where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ModuleNotFoundError as exc:
+        raise DataError(
+            str(path), "matplotlib is not installed", "pip install 'slurm-ext[plots]'"
+        ) from exc
+    figure: Any = Figure(figsize=(11, 1.2 + sum(0.6 + 0.5 * s.line.stages for s in shown)))
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(
+        len(shown),
+        1,
+        sharex=True,
+        squeeze=False,
+        gridspec_kw={"height_ratios": [item.line.stages for item in shown]},
+    )
+    for item, axes in zip(shown, panels[:, 0], strict=True):
+        _panel(axes, item)
+    panels[-1, 0].set_xlabel("seconds after the old task's last step")
+    used = {span.kind for item in shown for span in item.line.spans}
+    figure.legend(
+        handles=[Patch(color=_COLOURS[kind], label=kind.value) for kind in Kind if kind in used],
+        loc="upper center",
+        ncols=len(used),
+        frameon=False,
+    )
+    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.savefig(path)
+
+
+def _panel(axes: Any, item: Shown) -> None:
+    # Three lanes a stage: what computes or waits, what moves out and is saved, what moves in.
+    lanes = {Kind.OUT: 1, Kind.SAVE: 1, Kind.IN: 2}
+    for span in item.line.spans:
+        bottom = span.stage + 0.1 + 0.27 * lanes.get(span.kind, 0)
+        axes.broken_barh(
+            [(span.start_s, span.end_s - span.start_s)],
+            (bottom, 0.25),
+            color=_COLOURS[span.kind],
+            linewidth=0,
+        )
+    for moment, style in ((item.line.durable_s, ":"), (item.line.first_step_s, "--")):
+        axes.axvline(moment, color="black", linestyle=style, linewidth=0.8)
+    axes.set_ylim(item.line.stages, 0)
+    axes.set_yticks([stage + 0.5 for stage in range(item.line.stages)])
+    axes.set_yticklabels([f"stage {stage}" for stage in range(item.line.stages)])
+    axes.set_title(f"{item.name}: {item.line.how}", loc="left", fontsize=9)

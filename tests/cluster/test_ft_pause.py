@@ -1,0 +1,85 @@
+"""Pausing real jobs by the command line: longer than the time-out, then as if nothing was."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ci.cluster import Cluster
+from tests.cluster import ft
+
+TIMEOUT_S = 12
+
+
+def held(job: ft.Job, seconds: float) -> None:
+    """The job does no step for this long."""
+    before = job.last_step(0)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        assert job.last_step(0) == before
+        time.sleep(1.0)
+
+
+def command(cluster: Cluster, *argv: str) -> str:
+    """slurm-ext as the job's user, on the login node."""
+    return cluster.exec(["slurm-ext", *argv], user="alice").stdout
+
+
+@pytest.mark.timeout(300)
+def test_paused_for_longer_than_the_collective_timeout(ranks: Cluster, desk: ft.Desk) -> None:
+    """watchdog: four ranks on two nodes; the loss curve is that of the undisturbed job."""
+    steps = 40
+    calm = desk.submit("calm", f"ft_train.py --noise --steps {steps}", "-N2", "-n4")
+    calm.assert_completed()
+    wanted = ft.losses(calm.log())
+    job = desk.submit(
+        "paused",
+        f"ft_train.py --noise --step-s 0.4 --steps {steps}",
+        "-N2",
+        "-n4",
+        ft_run=f"--collective-timeout={TIMEOUT_S}",
+    )
+    job.wait_step(5)
+    said = command(ranks, "pause", str(job.id), "--for=5m", "--release=memory", "--timeout=20s")
+    assert "all ranks are paused" in said
+    held(job, TIMEOUT_S * 1.5)
+    assert "all ranks go on" in command(ranks, "resume", str(job.id))
+    job.assert_completed(120)
+    assert job.restarts == 0
+    assert ft.losses(job.log()) == wanted
+
+
+@pytest.mark.timeout(300)
+def test_another_user_can_neither_pause_nor_resume(ranks: Cluster, desk: ft.Desk) -> None:
+    job = desk.submit("mine", "ft_train.py --step-s 0.3 --steps 60", "-N2", "-n2")
+    job.wait_step(3)
+    for verb in ("pause", "resume"):
+        done = ranks.exec(["slurm-ext", verb, str(job.id)], user="bob", check=False)
+        assert done.returncode == 1
+    # The key is nobody else's to read.
+    state = f"{ft.HOME}/.slurm-ext/state"
+    done = ranks.exec(["sh", "-c", f"cat {state}/*-{job.id}/pause-0.key"], user="bob", check=False)
+    assert done.returncode != 0
+    job.assert_completed(120)
+    assert job.restarts == 0
+
+
+@pytest.mark.timeout(300)
+def test_gpus_given_back_and_resumed(ranks: Cluster, desk: ft.Desk) -> None:
+    """The last rung: saved, requeued, kept from starting, then let go on."""
+    steps = 60
+    job = desk.submit(
+        "given-back", f"ft_train.py --noise --hurry --step-s 0.4 --steps {steps}", "-N2", "-n2"
+    )
+    job.wait_step(5)
+    said = command(ranks, "pause", str(job.id), "--for=1h", "--release=job", "--timeout=20s")
+    assert "requeued" in said
+    assert job.state == "PENDING"
+    time.sleep(ft.CRED_EXPIRE_S + 3)
+    assert job.state == "PENDING"
+    assert "may start" in command(ranks, "resume", str(job.id))
+    job.assert_completed(120)
+    assert job.restarts == 1
+    first, second = job.attempts()
+    assert second.restored_step == first.saved_step
