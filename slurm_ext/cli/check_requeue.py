@@ -24,6 +24,9 @@ from slurm_ext.slurm.process import CommandRunner
 SAVES_IN_GRACE = 2.0
 # Below this a step that starts on a busy node may find its credential expired.
 LEAST_CRED_EXPIRE_S = 10.0
+# Slurm's default; and what a job that is preempted every hour does not reach in a year.
+DEFAULT_MAX_BATCH_REQUEUE = 5
+ENOUGH_BATCH_REQUEUES = 10_000
 QOS_COLUMNS = ("Name", "PreemptMode", "GraceTime")
 
 
@@ -63,6 +66,9 @@ def _preemption(
     if not slurm.preempt_type:
         yield ok("PreemptMode", "nothing is preempted")
         return
+    victims = tuple(victims)
+    if any("requeue" in victim.modes for victim in victims):
+        yield _own_requeues(slurm)
     for victim in victims:
         if not victim.modes or "off" in victim.modes:
             continue
@@ -83,6 +89,19 @@ def _preemption(
             yield ok(name, ", ".join(sorted(victim.modes)))
         if "suspend" not in victim.modes:
             yield _grace(victim, save_s, slurm.kill_wait_s)
+
+
+def _own_requeues(slurm: SlurmConfig) -> Line:
+    """Slurm counts the end of a job within a preemption's grace as a launch that failed."""
+    text = slurm.scheduler_parameters.get("max_batch_requeue", "")
+    most = int(text) if text.isdigit() else DEFAULT_MAX_BATCH_REQUEUE
+    if most < ENOUGH_BATCH_REQUEUES:
+        return advice(
+            "max_batch_requeue",
+            f"{most}: Slurm holds a job that has left in good order within the grace so often",
+            f"add max_batch_requeue={ENOUGH_BATCH_REQUEUES} to SchedulerParameters",
+        )
+    return ok("max_batch_requeue", str(most))
 
 
 def _grace(victim: Victim, save_s: float | None, kill_wait_s: int) -> Line:

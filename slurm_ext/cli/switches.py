@@ -8,7 +8,9 @@ and an overlapped run can be compared by eye. matplotlib is imported only then.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,8 @@ from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timelin
 
 from slurm_ext.cli.checkpoint import JobFolders, find
 from slurm_ext.domain.errors import DataError
+from slurm_ext.estimate.csvtext import COST_TEMPLATE, format_costs
+from slurm_ext.estimate.measurement import Cost, CostKind
 
 _FOLDER = "chain"
 _FORMATS = (".png", ".svg", ".pdf")
@@ -57,6 +61,13 @@ def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--plot", metavar="FILE", type=Path, help="picture: .png, .svg or .pdf")
     parser.add_argument("--json", action="store_true", help="the time lines as a JSON list")
+    parser.add_argument(
+        "--costs",
+        metavar="FILE",
+        type=Path,
+        help="write the measured costs as rows that `slurm-ext table import` reads",
+    )
+    parser.add_argument("--gpu-type", metavar="TYPE", default="", help="GPU type of those rows")
     parser.set_defaults(run=run)
 
 
@@ -70,6 +81,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         for item in shown:
             print("\n".join(table(item)))
+    if args.costs is not None:
+        costs = measured(shown, args.gpu_type)
+        with open(args.costs, "w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([COST_TEMPLATE, *format_costs(costs)])
+        if not args.json:
+            print(f"{len(costs)} costs in {args.costs}: slurm-ext table import {args.costs}")
     if args.plot is not None:
         draw(shown, args.plot)
         if not args.json:
@@ -95,6 +112,35 @@ def read(place: str, *, several: bool = False) -> list[Shown]:
         name = f"{place} {file.stem}" if several else file.stem
         found.append(Shown(name, parse_timeline(text, str(file))))
     return found
+
+
+_KINDS = {
+    "overlapped": CostKind.SWITCH,
+    "naive": CostKind.NAIVE_SWITCH,
+    "cold": CostKind.COLD_START,
+}
+
+
+def measured(shown: Sequence[Shown], gpu_type: str) -> list[Cost]:
+    """Median cost for each kind of switch, model and GPU count.
+
+    What a switch adds to the two tasks' steps: until the old task is durable and the new one's
+    first step is over, less the length of that step, which the old task's last one tells.
+    """
+    found: dict[tuple[CostKind, str, int], list[float]] = {}
+    for item in shown:
+        line = item.line
+        steps = [
+            span.end_s - span.start_s
+            for span in line.spans
+            if span.kind is Kind.COMPUTE and span.start_s < line.last_step_s
+        ]
+        key = (_KINDS.get(line.how, CostKind.COLD_START), line.model, line.gpus)
+        found.setdefault(key, []).append(max(0.0, line.cost_s(max(steps, default=0.0))))
+    return [
+        Cost(kind, statistics.median(costs), model, gpu_type, gpus, "slurm-ext report switch")
+        for (kind, model, gpus), costs in sorted(found.items())
+    ]
 
 
 def table(item: Shown) -> list[str]:

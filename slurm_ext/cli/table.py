@@ -403,5 +403,6 @@ _TEMPLATE_HELP = """\
 """
 _COST_HELP = """\
 # Seconds that a job pays beside its steps. Blank model or gpu_type, and blank gpus, stand for any.
-# kind: cold_start (until the first step), checkpoint (per start), switch (in a warm process)
+# kind: cold_start (until the first step), checkpoint (per start), switch (in a warm process),
+# naive_switch (the same without overlap, to compare)
 """

@@ -102,6 +102,7 @@ class CostKind(StrEnum):
     COLD_START = "cold_start"  # process start, weights to the GPU, first step
     CHECKPOINT = "checkpoint"  # saving and loading around one start
     SWITCH = "switch"  # to another job's parameters in a warm process
+    NAIVE_SWITCH = "naive_switch"  # the same with nothing overlapped, to compare
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,21 +33,19 @@ from tests.wrappers.ranks import run_ranks, values
 WHOLE = torch.arange(24 * 5, dtype=torch.float32).reshape(24, 5)
 
 
-def test_an_optimizer_that_has_not_stepped_gets_its_moments_back(tmp_path: Path) -> None:
+def _moments(_rank: int, root: str) -> None:
     model, optimizer = small_model(1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     train(model, optimizer, 3)
     scheduler.step()
-    store = open_store(tmp_path)
+    store = open_store(root)
     store.save(3, {"model": model, "optimizer": optimizer, "scheduler": scheduler})
     expected = train(model, optimizer, 4)
 
     model, optimizer = small_model(2)
     optimizer.param_groups[0]["setting_of_a_newer_torch"] = 5
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    loaded = open_store(tmp_path).load(
-        {"model": model, "optimizer": optimizer, "scheduler": scheduler}
-    )
+    loaded = open_store(root).load({"model": model, "optimizer": optimizer, "scheduler": scheduler})
 
     assert loaded is not None
     assert loaded.step == 3
@@ -56,6 +54,11 @@ def test_an_optimizer_that_has_not_stepped_gets_its_moments_back(tmp_path: Path)
     assert optimizer.param_groups[0]["setting_of_a_newer_torch"] == 5
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.001)  # the scheduler's, not 0.01
     assert train(model, optimizer, 4) == expected  # bit-equal: same data, same moments
+
+
+def test_an_optimizer_that_has_not_stepped_gets_its_moments_back(tmp_path: Path) -> None:
+    # In a process of its own: torch's autograd does not survive the forks of other tests.
+    values(run_ranks(1, _moments, str(tmp_path), distributed=False))
 
 
 def test_plain_values_nested_at_will_come_back_as_they_were(tmp_path: Path) -> None:

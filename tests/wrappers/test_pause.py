@@ -229,6 +229,33 @@ def test_all_ranks_stopped_while_paused_and_woken_one_after_the_other(
     assert {value["digest"] for value in found} == {unpaused}
 
 
+def test_slurms_suspend_finds_all_ranks_at_a_safe_point(tmp_path: Path) -> None:
+    """SIGTSTP, two seconds, SIGSTOP for longer than the time-out, SIGCONT rank by rank."""
+    place = tmp_path / "job"
+    place.mkdir(mode=0o700)
+    with served(place, COLLECTIVE_S) as server:
+
+        def beside(pids: list[int]) -> None:
+            until(lambda: at_step(place, 0) >= 3, 20.0, "step 3")
+            everybody = [*pids, server.pid]
+            for pid in everybody:
+                os.kill(pid, signal.SIGTSTP)
+            time.sleep(2.0)
+            for pid in everybody:
+                os.kill(pid, signal.SIGSTOP)
+            before = at_step(place, 0)
+            time.sleep(COLLECTIVE_S * 1.5)
+            assert at_step(place, 0) == before
+            for pid in reversed(everybody):
+                os.kill(pid, signal.SIGCONT)
+                time.sleep(0.3)
+
+        outcomes = run_ranks(3, train, place, 150, COLLECTIVE_S, limit_s=50.0, meanwhile=beside)
+    found = values(outcomes)
+    assert {value["steps"] for value in found} == {150}
+    assert len({value["digest"] for value in found}) == 1
+
+
 # --- what the protocol prevents ---------------------------------------------------------------
 
 

@@ -460,16 +460,17 @@ dist.init_process_group("gloo")
 with slurm_ft.session() as ft:
     for step in range(1, 10_000):
         time.sleep(0.03)
-        if step == 5 and ft.rank == 1:
-            raise ZeroDivisionError("the program's own")
-        if step == 6:
+        if step == 5 and ft.rank == 0:
             time.sleep(60)
+        if step == 6:
+            # Its part of step 5's maximum is under way.
+            raise ZeroDivisionError("the program's own")
         ft.step(step)
 """
 
 
 def test_a_rank_that_fails_ends_at_once_though_its_peer_is_busy(tmp_path: Path) -> None:
-    """Its part of a maximum is under way, and nobody will come to end it.
+    """Its part of a maximum is under way, and nobody comes to end it.
 
     The interpreter's end must not wait for that, or the peers would wait for it in turn.
     """

@@ -253,7 +253,11 @@ LOW = Victim("of low", frozenset({"requeue"}), 120.0)
 def requeue(
     *victims: Victim, save_s: float | None = 10.0, lifts: bool = True, **changes: str
 ) -> dict[str, Level]:
-    slurm = SlurmConfig("24.11.5", {**GOOD, "preempttype": "preempt/partition_prio", **changes})
+    settings = {
+        "preempttype": "preempt/partition_prio",
+        "schedulerparameters": "max_batch_requeue=10000",
+    }
+    slurm = SlurmConfig("24.11.5", {**GOOD, **settings, **changes})
     lines = requeue_questions(slurm, victims or (LOW,), save_s, lifts=lifts)
     return {line.name: line.level for line in lines}
 
@@ -263,6 +267,7 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
     assert set(found.values()) == {Level.OK}
     assert set(found) == {
         "JobRequeue",
+        "max_batch_requeue",
         "PreemptMode of low",
         "GraceTime of low",
         "KillWait",
@@ -279,6 +284,7 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
         ({}, Victim("of low", frozenset({"requeue"}), 0.0), "GraceTime of low"),
         ({}, Victim("of low", frozenset({"requeue"}), 19.0), "GraceTime of low"),
         ({"killwait": "15 sec"}, LOW, "KillWait"),
+        ({"schedulerparameters": "bf_continue"}, LOW, "max_batch_requeue"),
         ({"authinfo": "cred_expire=5"}, LOW, "requeue delay"),
     ],
 )

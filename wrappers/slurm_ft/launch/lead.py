@@ -297,10 +297,12 @@ class Lead:
         self, cause: Cause, words: str, evidence: Evidence, ending: Ending, until: float
     ) -> Answer:
         record = evidence.record
-        mode = ""
+        mode, holds = "", False
         if record is not None and record.preempted:
             try:
                 mode = act.preempt_mode(record.partition, until)
+                # One is kept back: after a requeue of ours Slurm adds one of its own.
+                holds = record.own_requeues >= act.most_own_requeues(until) - 2
             except SlurmExtError as exc:
                 self._tell(f"the preemption mode is not known: {exc}")
         framework = ""
@@ -315,6 +317,7 @@ class Lead:
             saved=evidence.status is not None or ending.hook == 0,
             record=record,
             preempt_mode=mode,
+            slurm_holds=holds,
             framework=framework,
             restarts=self._identity.attempt,
         )

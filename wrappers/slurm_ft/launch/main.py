@@ -18,7 +18,7 @@ import sys
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import variables
 from slurm_ft.exits import ASKS_FOR_REQUEUE
-from slurm_ft.launch import processes, supervise, templates
+from slurm_ft.launch import processes, supervise
 from slurm_ft.launch.environment import choose_paths, compose, prepare, without_chosen
 from slurm_ft.launch.errors import LaunchError, UsageError
 from slurm_ft.launch.identity import Identity
@@ -79,7 +79,11 @@ def _run(options: Options, own: dict[str, str]) -> int:
     environment = compose(own, identity, options, paths, timeouts, settled, port)
     if identity.launcher:
         environment.update(for_launcher(options.seconds("grace"), environment))
-    command = [*options.command, *templates.fill(options.ft_args, environment)]
+    command = list(options.command)
+    if options.ft_args:
+        from slurm_ft.launch.templates import fill
+
+        command += fill(options.ft_args, environment)
 
     if identity.leads:
         notes = (missing, settled.note, usr1_warning(signals), *timeouts.warnings)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,9 +139,22 @@ def attach(
             participant.stop()
             session.leave(code, word, f"pause: {end.reason}")
 
+    _outlive_suspend()
     session.on_agreed[Kind.PAUSE] = pause
     participant.start()
     return participant
+
+
+def _outlive_suspend() -> None:
+    """Keep training in the two seconds between SIGTSTP and SIGSTOP of Slurm's suspend.
+
+    By default the first already stops a process, in the middle of whatever collective it is in;
+    the helper uses the time to bring all ranks to a safe point. A program's own handler stays.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+        signal.signal(signal.SIGTSTP, lambda number, frame: None)
 
 
 def move_s(environment: Mapping[str, str]) -> float:

@@ -26,8 +26,11 @@ from slurm_ext.domain.request import PLANS
 from slurm_ft.launch.processes import control
 from slurm_ft.pause.address import Address, address_path, new_key, read_address, write_address
 from slurm_ft.pause.conduct import Outcome
+from slurm_ft.pause.controller import Stage
 from slurm_ft.pause.limits import DEFAULT_MOVE_S, Limits, fitting_limits
+from slurm_ft.pause.protocol import Rung
 from slurm_ft.pause.requests import (
+    LONGEST_HOLD_S,
     PAUSE,
     RESUME,
     Letterbox,
@@ -43,6 +46,8 @@ _log = logging.getLogger(__name__)
 # From linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 2.0
+# Slurm sends SIGSTOP two seconds after SIGTSTP.
+_SUSPEND_S = 1.8
 _ANSWER_S = 0.1
 _MOST_ANSWERS = 32
 
@@ -96,6 +101,7 @@ class Helper:
             self._answers.append(spool / str(os.getuid()))
         self._open: dict[str, str] = {}
         self._told: dict[str, PauseAnswer] = {}
+        self._suspension = ""
         self._wake = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -108,7 +114,8 @@ class Helper:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._ended.set)
-        loop.add_signal_handler(signal.SIGCONT, self._wake.set)
+        loop.add_signal_handler(signal.SIGCONT, self._woken)
+        loop.add_signal_handler(signal.SIGTSTP, self._suspending)
         try:
             # A parent that ended before the kernel was asked to tell us is seen here.
             while not self._ended.is_set() and os.getppid() == parent:
@@ -132,6 +139,32 @@ class Helper:
         finally:
             for task in tasks:
                 task.cancel()
+
+    # --- Slurm's suspend: SIGTSTP, two seconds, SIGSTOP, and SIGCONT when it is over -------------
+
+    def _suspending(self) -> None:
+        """Bring all ranks to a safe point in the two seconds that there are."""
+        outcome = self._server.pause(
+            Rung.HOLD, wait_s=_SUSPEND_S, hold_s=LONGEST_HOLD_S, by="Slurm's suspend"
+        )
+        if outcome.end is None:
+            self._suspension = outcome.id
+
+    def _woken(self) -> None:
+        """Also how a request is announced: then there is nothing to end."""
+        self._wake.set()
+        wanted, self._suspension = self._suspension, ""
+        for outcome in self._server.conductor.outcomes():
+            if wanted and outcome.id == wanted:
+                where = (
+                    "all ranks were at a safe point"
+                    if outcome.stage is Stage.HELD
+                    else f"not all ranks were at a safe point ({outcome.reason or outcome.stage}):"
+                    " should a collective have been cut, the job comes back from its checkpoint"
+                )
+                _log.warning("the job was suspended and wakes; %s", where)
+                if outcome.end is None:
+                    self._server.conductor.resume("the job was woken")
 
     # --- requests -------------------------------------------------------------------------------
 

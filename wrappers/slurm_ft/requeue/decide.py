@@ -39,6 +39,7 @@ class Case:
     ``attempts`` are all attempts with this one last, its end filled in. ``mode`` is that of
     --requeue. ``saved`` says that the session left in order or that the hook succeeded, so that
     there is something to come back to. ``preempt_mode`` is the partition's, empty where unknown.
+    ``slurm_holds`` says that Slurm would soon hold the job for coming back by itself too often.
     ``framework`` names one in the program that requeues by itself. ``restarts`` is Slurm's count,
     which bounds the job where no ledger could be kept.
     """
@@ -51,6 +52,7 @@ class Case:
     saved: bool = False
     record: JobRecord | None = None
     preempt_mode: str = ""
+    slurm_holds: bool = False
     framework: str = ""
     restarts: int = 0
 
@@ -83,7 +85,12 @@ def decide(case: Case) -> Answer:
     preempted = cause is Cause.PREEMPTED or (record is not None and record.preempted)
     if preempted and case.preempt_mode == "REQUEUE" and _requeueable(record):
         # Whatever the cause: Slurm takes every end within the grace for that of the preemption.
-        # Asked to requeue it as well, it would do so twice (seen on 24.11).
+        # Asked to requeue it as well, it takes the next end for a preemption, too (seen on 24.11):
+        # a start for nothing, which is still better than a job that is held for good.
+        if cause is Cause.PREEMPTED and case.slurm_holds and not _forbidden(case):
+            return Answer(
+                By.FT_RUN, f"{case.words}, and would soon hold it (max_batch_requeue is reached)"
+            )
         if cause is Cause.PREEMPTED:
             return Answer(By.SLURM, f"{case.words} and requeues it")
         return Answer(By.SLURM, f"{case.words}; Slurm is preempting the job and requeues it")

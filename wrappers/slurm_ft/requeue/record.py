@@ -25,7 +25,8 @@ class JobRecord:
     """What matters of the record. Times are seconds since the epoch.
 
     ``job_id`` is the raw id of the job (also for a task of an array). ``end_s`` is when the time
-    limit ends it, or when it ended; ``preempt_s`` is when it was last preempted.
+    limit ends it, or when it ended; ``preempt_s`` is when it was last preempted. ``own_requeues``
+    is how often Slurm itself brought it back because it had ended within a preemption's grace.
     """
 
     job_id: int
@@ -38,6 +39,7 @@ class JobRecord:
     start_s: float | None = None
     end_s: float | None = None
     preempt_s: float | None = None
+    own_requeues: int = 0
 
     @property
     def running(self) -> bool:
@@ -72,13 +74,14 @@ def parse_record(text: str, job_id: int) -> JobRecord:
             state=words["JobState"],
             reason=words.get("Reason", "None"),
             restarts=int(words.get("Restarts", "0")),
-            # 2 is a batch job that has been requeued.
             batch=words["BatchFlag"] != "0",
             requeue=words["Requeue"] != "0",
             partition=words.get("Partition", ""),
             start_s=_epoch(words.get("StartTime", "")),
             end_s=_epoch(words.get("EndTime", "")),
             preempt_s=_epoch(words.get("PreemptTime", "")),
+            # 1 is a batch job; each such requeue adds one (seen on 24.11).
+            own_requeues=max(0, int(words["BatchFlag"]) - 1),
         )
     except (KeyError, ValueError) as exc:
         raise ProtocolError(f"scontrol show job {job_id}: {exc} in {text[:200]!r}") from exc

@@ -503,6 +503,7 @@ class Relay:
         """Beside training: when the first step is done, gather what the stages did, and write."""
         # Monotonic clocks of two nodes have nothing in common; their clocks of day nearly agree.
         offset = time.time() - time.monotonic()
+        model = self._environ.get("FT_MODEL", "")
 
         def gather() -> None:
             deadline = time.monotonic() + LIMIT_S
@@ -533,6 +534,8 @@ class Relay:
                 last_step_s=0.0,
                 durable_s=max(row["durable"] for row in rows) - origin,
                 first_step_s=max(row["first"] for row in rows) - origin,
+                model=model,
+                gpus=self._ranks.world,
             )
             path = self._chain.next_timeline()
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -51,6 +51,7 @@ class Timeline:
     ``how`` is naive, overlapped or cold. ``last_step_s`` is the end of the old task's last step,
     ``durable_s`` when its manifest was durable, ``first_step_s`` the end of the new task's first
     step (over all stages). The cost of a switch is what `cost_s` says, never less.
+    ``model`` is the name in the throughput table, ``gpus`` how many ranks switched.
     """
 
     how: str
@@ -59,6 +60,8 @@ class Timeline:
     last_step_s: float
     durable_s: float
     first_step_s: float
+    model: str = ""
+    gpus: int = 0
     version: int = TIMELINE_VERSION
 
     @property

@@ -122,6 +122,19 @@ def test_preemption_modes(calls: Path, text: str, mode: str):
     assert act.preempt_mode("main", 0.0) == mode
 
 
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("SchedulerParameters     = bf_continue,max_batch_requeue=1000\n", 1000),
+        ("SchedulerParameters     = bf_continue\n", act.MAX_BATCH_REQUEUE),
+        ("", act.MAX_BATCH_REQUEUE),
+    ],
+)
+def test_how_often_slurm_requeues_before_it_holds(calls: Path, text: str, most: int):
+    (calls.parent / "answer").write_text(text)
+    assert act.most_own_requeues(0.0) == most
+
+
 def test_slurm_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SlurmCommandError, match="No such file"):

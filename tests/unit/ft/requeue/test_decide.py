@@ -192,6 +192,17 @@ def case(cause: Cause, **more: Any) -> Case:
         (case(Cause.PREEMPTED, preempt_mode="CANCEL"), By.FT_RUN, "why"),
         # Where it is not certain that Slurm does it, it is done: twice is better than not at all.
         (case(Cause.PREEMPTED), By.FT_RUN, "why"),
+        # Slurm would hold it (launch failure limit exceeded requeued held).
+        (
+            case(Cause.PREEMPTED, preempt_mode="REQUEUE", slurm_holds=True),
+            By.FT_RUN,
+            "max_batch_requeue",
+        ),
+        (
+            case(Cause.PREEMPTED, preempt_mode="REQUEUE", slurm_holds=True, mode="never"),
+            By.SLURM,
+            "requeues it",
+        ),
         # Within the grace Slurm requeues whatever ends.
         (
             case(
