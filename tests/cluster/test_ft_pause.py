@@ -56,11 +56,11 @@ def test_another_user_can_neither_pause_nor_resume(ranks: Cluster, desk: ft.Desk
     job.wait_step(3)
     for verb in ("pause", "resume"):
         done = ranks.exec(["slurm-ext", verb, str(job.id)], user="bob", check=False)
-        assert done.returncode == 1
+        assert done.rc == 1
     # The key is nobody else's to read.
     state = f"{ft.HOME}/.slurm-ext/state"
     done = ranks.exec(["sh", "-c", f"cat {state}/*-{job.id}/pause-0.key"], user="bob", check=False)
-    assert done.returncode != 0
+    assert done.rc != 0
     job.assert_completed(120)
     assert job.restarts == 0
 
@@ -83,3 +83,56 @@ def test_gpus_given_back_and_resumed(ranks: Cluster, desk: ft.Desk) -> None:
     assert job.restarts == 1
     first, second = job.attempts()
     assert second.restored_step == first.saved_step
+
+
+@pytest.mark.timeout(300)
+def test_an_mpi_job_is_paused(ranks: Cluster, desk: ft.Desk) -> None:
+    """Ranks agree over MPI, and no torch is anywhere; every step is done once."""
+    steps = 60
+    job = desk.submit(
+        "mpi-paused",
+        f"ft_loop.py --mpi --steps {steps} --step-s 0.2",
+        "-N2",
+        "-n4",
+        srun="--mpi=pmix",
+        ft_run=f"--collective-timeout={TIMEOUT_S}",
+    )
+    job.wait_step(5)
+    said = command(ranks, "pause", str(job.id), "--for=5m", "--release=nothing", "--timeout=20s")
+    assert "all ranks are paused" in said
+    held(job, TIMEOUT_S * 1.5)
+    assert "all ranks go on" in command(ranks, "resume", str(job.id))
+    job.assert_completed(120)
+    assert job.restarts == 0
+    log = job.log()
+    assert [row["step"] for row in log] == list(range(1, steps + 1))
+    assert log[-1]["sum"] == steps * (steps + 1) // 2
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_node_cut_off_while_paused_sends_the_job_back(ranks: Cluster, desk: ft.Desk) -> None:
+    """Its ranks can read no decision any more; the job comes back and ends with the same curve."""
+    steps = 40
+    calm = desk.submit("calm-cut", f"ft_train.py --noise --steps {steps}", "-N2", "-n2")
+    calm.assert_completed()
+    wanted = ft.losses(calm.log())
+    job = desk.submit(
+        "cut",
+        f"ft_train.py --noise --hurry --step-s 0.4 --steps {steps}",
+        "-N2",
+        "-n2",
+        "--nodelist=n1,n3",
+        ft_run=f"--collective-timeout={TIMEOUT_S}",
+    )
+    job.wait_step(5)
+    said = command(ranks, "pause", str(job.id), "--for=5m", "--release=nothing", "--timeout=20s")
+    assert "all ranks are paused" in said
+    ranks.cut_off("c2")
+    try:
+        job.wait_restarts(1, 120)
+    finally:
+        ranks.reconnect("c2")
+    job.assert_completed(180)
+    found = ft.losses(job.log())
+    assert found == wanted

@@ -45,6 +45,76 @@ CASES = {
         "tests/unit/cli/test_check.py",
         "test_preempt_cancel_cluster_the_fix_names_the_mode",
     ),
+    "sig-array": (
+        "one task of an array that comes back takes the whole array with it",
+        "tests/wrappers/test_launch.py",
+        "test_sig_array_only_the_task_is_requeued",
+    ),
+    "sig-usr1-nccl": (
+        "NCCL swallows USR1, so nothing is saved",
+        "tests/wrappers/test_launch.py",
+        "test_sig_usr1_nccl_is_warned_about",
+    ),
+    "sig-handler-work": (
+        "a save inside a signal handler stops half-way",
+        "tests/wrappers/test_session_alone.py",
+        "test_a_signal_saves_and_asks_for_requeue_then_the_next_attempt_goes_on",
+    ),
+    "sig-term-only": (
+        "only TERM arrives, and it is taken for the end",
+        "tests/wrappers/test_launch.py",
+        "test_sig_term_only",
+    ),
+    "sig-one-rank": (
+        "one rank hears the signal, the others wait for it in a collective",
+        "tests/wrappers/test_session.py",
+        "test_one_ranks_signal_is_enough_and_nothing_is_lost",
+    ),
+    "sig-in-collective": (
+        "a rank inside a collective never runs its handler",
+        "tests/wrappers/test_session.py",
+        "test_a_rank_in_a_collective_leaves_before_the_grace_is_over",
+    ),
+    "sig-30s": (
+        "torchrun's agent kills after 30 s, whatever grace Slurm gives",
+        "tests/wrappers/test_launch_torchrun.py",
+        "test_sig_30s_a_save_longer_than_the_agent_s_patience",
+    ),
+    "sig-bash": (
+        "the program below a shell is not told",
+        "tests/wrappers/test_launch.py",
+        "test_sig_bash_a_program_below_a_shell_saves_all_the_same",
+    ),
+    "sig-step-race": (
+        "the step that a requeue tears down counts as a crash",
+        "tests/wrappers/test_launch.py",
+        "test_other_ranks_leave_when_rank_0_has_decided",
+    ),
+    "log-overwrite": (
+        "a requeue truncates the job's output",
+        "tests/wrappers/test_launch.py",
+        "test_log_overwrite_is_warned_about",
+    ),
+    "timeout-order": (
+        "time-outs in an order in which the wrong one fires first",
+        "tests/unit/ft/launch/test_timeouts.py",
+        "test_timeout_order",
+    ),
+    "ckpt-atomic": (
+        "a kill in the middle of a save leaves half a checkpoint, and it is loaded",
+        "tests/wrappers/test_checkpoint_kill.py",
+        "test_ckpt_atomic_killed_at_random_moments",
+    ),
+    "ckpt-pile": (
+        "every preemption leaves one more checkpoint until the disk is full",
+        "tests/unit/ft/checkpoint/test_retention.py",
+        "test_ckpt_pile_only_the_last_k_stay_on_disk",
+    ),
+    "straggler-hidden": (
+        "after a collective all ranks look equally slow",
+        "tests/wrappers/test_session.py",
+        "test_the_straggler_shows_before_the_collective",
+    ),
     "nodes>min": (
         "more required nodes than the node count keep a job pending for ever",
         "tests/unit/control/test_reconcile.py",
@@ -108,11 +178,10 @@ CASES = {
 }
 
 LATER = {
-    "sig-array, sig-usr1-nccl, sig-handler-work, sig-term-only, sig-one-rank, sig-in-collective,"
-    " sig-30s, sig-bash, sig-step-race, preempt-het, log-overwrite": ("the rank wrapper"),
-    "ckpt-atomic, ckpt-pile, pause-lock-peers, pause-restore-fails, pause-nvls, watchdog,"
-    " pg-abort-kills, timeout-order": "checkpoints and coordinated pause",
-    "hot-spare-extra, straggler-hidden, ckpt-aware-victim": "fail-slow detection and preemption",
+    "pause-lock-peers, pause-restore-fails, pause-nvls, watchdog, pg-abort-kills": (
+        "coordinated pause"
+    ),
+    "preempt-het, hot-spare-extra, ckpt-aware-victim": "fail-slow detection and preemption",
 }
 
 

@@ -198,6 +198,7 @@ class Letterbox:
         self._told = told
         self._vouched = vouched
         self._seen: set[str] = set()
+        self._told_before: set[str] = set()
 
     def take(self) -> Iterator[PauseAsk]:
         """New requests that may be obeyed, the oldest first."""
@@ -236,7 +237,11 @@ class Letterbox:
                     if entry.name.startswith(prefix) and entry.name.endswith(".json")
                 ]
         except OSError as exc:
-            self._told(f"{directory}: requests cannot be read: {exc.strerror}")
+            # Looked at every few seconds: said once.
+            words = f"{directory}: requests cannot be read: {exc.strerror}"
+            if words not in self._told_before:
+                self._told_before.add(words)
+                self._told(words)
             return []
 
     def _accept(self, path: Path, users: set[int], *, needs_credential: bool) -> PauseAsk | None:

@@ -129,7 +129,7 @@ MEMBERS: dict[str, Callable[[Member, Event], Turn[Member]]] = {
 def test_search_finds_wrong_member(
     what: str, rule: Callable[[Member, Event], Turn[Member]]
 ) -> None:
-    found = Explorer(2, Rung.MEMORY, Rules(member=rule), faults=2).run()
+    found = Explorer(2, Rung.MEMORY, Rules(member=rule), faults=1).run()
     assert found.violation == what
 
 
@@ -137,7 +137,7 @@ def test_search_finds_wrong_member(
 def test_search_finds_rank_that_decides_alone(
     rule: Callable[[Member, Event], Turn[Member]],
 ) -> None:
-    found = Explorer(2, Rung.MEMORY, Rules(member=rule), faults=2).run()
+    found = Explorer(2, Rung.MEMORY, Rules(member=rule), faults=1).run()
     assert found.violation == "a bound rank took a step without an abort or a go"
 
 
