@@ -7,7 +7,6 @@ The session writes what the Trainer itself would write into a checkpoint, so the
 import argparse
 from pathlib import Path
 
-import slurm_ft
 import torch
 from transformers import (
     RobertaConfig,
@@ -16,6 +15,8 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
+
+import slurm_ft
 
 
 class SafePoints(TrainerCallback):

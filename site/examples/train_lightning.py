@@ -10,12 +10,13 @@ import argparse
 from pathlib import Path
 
 import lightning as L
-import slurm_ft
 import torch
 import torch.distributed as dist
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+import slurm_ft
 
 SAMPLES = 512  # of the data set
 

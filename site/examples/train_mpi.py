@@ -8,8 +8,9 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-import slurm_ft
 from mpi4py import MPI
+
+import slurm_ft
 
 SAMPLES = 512  # of the data set
 

@@ -9,11 +9,12 @@ import argparse
 import os
 from contextlib import nullcontext
 
-import slurm_ft
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+import slurm_ft
 
 SAMPLES = 512  # of the data set
 

@@ -6,11 +6,10 @@ import argparse
 import json
 from pathlib import Path
 
+from slurm_ext.domain.errors import ConfigError, DataError
 from slurm_ft.switch.chain import ChainState, remaining, running_chain
 from slurm_ft.train.task import Task
 from slurm_ft.variables import STATE_DIR
-
-from slurm_ext.domain.errors import ConfigError, DataError
 
 _STATES = Path(".slurm-ext") / "state"
 

@@ -18,17 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_ft.checkpoint.blocks import ROOTS, BlockStore
-from slurm_ft.checkpoint.collect import DEFAULT_GRACE_S, Collected, collect, leftovers
-from slurm_ft.checkpoint.layout import Complete, Listing, damage, examine
-from slurm_ft.variables import BLOCK_STORE, CHECKPOINT_DIR
-
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.domain.codec import plain
 from slurm_ext.domain.errors import DataError, SlurmCommandError
 from slurm_ext.domain.spans import counted, moment, span
 from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.slurm.process import CommandRunner
+from slurm_ft.checkpoint.blocks import ROOTS, BlockStore
+from slurm_ft.checkpoint.collect import DEFAULT_GRACE_S, Collected, collect, leftovers
+from slurm_ft.checkpoint.layout import Complete, Listing, damage, examine
+from slurm_ft.variables import BLOCK_STORE, CHECKPOINT_DIR
 
 DEFAULT_FORMAT = "%26n %.12s %8t %19m %.6w %.4a %.9b %.9B %6l %R"
 # Below the directory that a job was submitted from, as ft-run has it by default.

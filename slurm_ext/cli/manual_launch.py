@@ -6,6 +6,7 @@ A module of its own beside `slurm_ext.cli.manual`, because that one reads argpar
 
 from __future__ import annotations
 
+from slurm_ext.cli.roff import bold, italic, marked, tagged, text, title, verbatim
 from slurm_ft import exits, variables
 from slurm_ft.launch.errors import NOT_EXECUTABLE, NOT_FOUND, USAGE
 from slurm_ft.launch.options import OPTIONS, Option
@@ -13,8 +14,6 @@ from slurm_ft.launch.templates import NAMES
 from slurm_ft.launch.usage import SUMMARY
 from slurm_ft.requeue.limits import DEFAULT_LIMITS
 from slurm_ft.requeue.limits import NAMES as CAUSES
-
-from slurm_ext.cli.roff import bold, italic, marked, tagged, text, title, verbatim
 
 _EXAMPLE = (
     "#SBATCH --ntasks=4 --gpus-per-task=1 --time=4:00:00",

@@ -25,11 +25,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurm_ft import variables
-
 from slurm_ext.domain.errors import ConfigError, SlurmCommandError
 from slurm_ext.domain.progress import MAX_BYTES, Progress, parse_progress
 from slurm_ext.estimate.trials import Outcome, Timing, Trial
+from slurm_ft import variables
 
 # How often files and processes are looked at, and how long an ended program may take to go.
 _POLL_S = 0.1

@@ -14,15 +14,14 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_ft.pause import asking
-from slurm_ft.pause.protocol import End, Rung
-from slurm_ft.pause.requests import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk
-
 from slurm_ext.control.config import load_config
 from slurm_ext.domain.errors import DataError, SlurmCommandError
 from slurm_ext.domain.spans import span
 from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.slurm.process import CommandRunner
+from slurm_ft.pause import asking
+from slurm_ft.pause.protocol import End, Rung
+from slurm_ft.pause.requests import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk
 
 _JOB = re.compile(r"\d+(_\d+)?\Z")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")

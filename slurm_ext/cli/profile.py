@@ -23,9 +23,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_ft.train.options import PRESETS
-from slurm_ft.train.options import parse as parse_trainer
-
 from slurm_ext.cli.measure import (
     Launcher,
     LocalLauncher,
@@ -61,6 +58,8 @@ from slurm_ext.estimate.trials import (
     trials,
     worth,
 )
+from slurm_ft.train.options import PRESETS
+from slurm_ft.train.options import parse as parse_trainer
 
 # 50,000 samples three times: the example of the documentation.
 JOB_SAMPLES = 150_000

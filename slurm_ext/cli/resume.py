@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
+from slurm_ext.cli.pause import FIRST_ANSWER_S, add_place, check_job, find_place, wake
+from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.pause import asking
 from slurm_ft.pause.protocol import End
 from slurm_ft.pause.requests import RESUME
-
-from slurm_ext.cli.pause import FIRST_ANSWER_S, add_place, check_job, find_place, wake
-from slurm_ext.slurm.process import CommandRunner
 
 # Taking memory back and waiting until every rank is there.
 _UP_S = 600.0

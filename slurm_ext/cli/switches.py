@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timeline
-
 from slurm_ext.cli.checkpoint import JobFolders, find
 from slurm_ext.domain.errors import DataError
 from slurm_ext.estimate.csvtext import COST_TEMPLATE, format_costs
 from slurm_ext.estimate.measurement import Cost, CostKind
+from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timeline
 
 _FOLDER = "chain"
 _FORMATS = (".png", ".svg", ".pdf")

@@ -26,11 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import slurm_ft
 import torch
 import torch.distributed as dist
-from slurm_ft import variables
 
+import slurm_ft
+from slurm_ft import variables
 from tests.wrappers.ranks import run_ranks, values
 
 WANTED_SHARE = 0.005

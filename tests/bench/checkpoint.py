@@ -29,10 +29,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+
 from slurm_ft.checkpoint.layout import examine
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.session.comms.torch_group import TorchComm, new_gloo_group
-
 from tests.wrappers.ranks import run_ranks, values
 
 WANTED_STALL = 0.5

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from slurm_ft.pause.protocol import End, Rung
-
 from tests.bench.pause_explore import Explorer
 from tests.bench.pause_schedules import run_schedule
 

@@ -25,7 +25,6 @@ from typing import Any
 from slurm_ft import exits, variables
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.table import StoreLostError
-
 from tests.wrappers.pause_ranks import (
     address,
     at_step,

@@ -21,12 +21,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import slurm_ft
 import torch
 import torch.distributed as dist
+
+import slurm_ft
 from slurm_ft import variables
 from slurm_ft.pause.client import NetStore
-
 from tests.wrappers.pause_ranks import address, ended, served, wait_outcome
 from tests.wrappers.ranks import run_ranks, values
 

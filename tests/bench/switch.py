@@ -33,6 +33,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import Tensor, nn
+
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.session.comms.torch_group import TorchComm
@@ -43,7 +45,6 @@ from slurm_ft.switch.pace import OwnPace
 from slurm_ft.switch.plan import Block, plan_stage
 from slurm_ft.switch.storages import Held, collect, mirror
 from slurm_ft.switch.timeline import Kind, Recorder, Timeline, busy_s
-from torch import Tensor, nn
 
 WIDTH = 64
 # A process that hangs must not hang the benchmark.

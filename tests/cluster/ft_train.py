@@ -13,9 +13,10 @@ import os
 import time
 from typing import Any
 
-import slurm_ft
 import torch
 import torch.distributed as dist
+
+import slurm_ft
 
 ATTEMPT = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 GLOBAL_BATCH = 24

@@ -57,7 +57,7 @@ CASES = {
     ),
     "sig-handler-work": (
         "a save inside a signal handler stops half-way",
-        "tests/wrappers/test_session_alone.py",
+        "tests/unit/ft/session/test_session_alone.py",
         "test_a_signal_saves_and_asks_for_requeue_then_the_next_attempt_goes_on",
     ),
     "sig-term-only": (

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.comm import Comm
 from slurm_ft.session.comms.solo import SoloComm
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 LIMIT_S = 20.0
 

@@ -13,15 +13,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import slurm_ft
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+import slurm_ft
 from slurm_ft import variables
 from slurm_ft.pause.address import Address, address_path, read_address
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.table import StoreLostError
 from slurm_ft.session.agreement import Kind
-from torch.distributed import distributed_c10d
 
 WIDTH = 64
 # For a small state: how soon a dead peer is given up on the way back.

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.pipelining
+from torch import Tensor
+
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.switch.chain import ChainState, read_chain, running_chain
@@ -21,8 +23,6 @@ from slurm_ft.train.__main__ import main
 from slurm_ft.train.models import build_model
 from slurm_ft.train.state import TaskState
 from slurm_ft.train.task import Task
-from torch import Tensor
-
 from tests.wrappers.ranks import Outcome, run_ranks
 
 COMMON = "dim: 16, depth: 4, heads: 2, image: 8, samples: 60, global_batch: 12, eval_samples: 20"

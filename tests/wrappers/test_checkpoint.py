@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from slurm_ft.checkpoint.errors import CheckpointError, LostPeerError
 from slurm_ft.checkpoint.layout import LATEST, examine
 from slurm_ft.checkpoint.manifest import MANIFEST, Meta
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.session.comms.solo import SoloComm
-
 from tests.wrappers.checkpoint_ranks import (
     mesh_here,
     open_store,

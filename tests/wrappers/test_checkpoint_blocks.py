@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+
 from slurm_ft.checkpoint.blocks import BlockStore
 from slurm_ft.checkpoint.collect import collect
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.layout import examine
-
 from tests.wrappers.checkpoint_ranks import mesh_here, open_store, replicated, sharded
 from tests.wrappers.ranks import run_ranks, values
 

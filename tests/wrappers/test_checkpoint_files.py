@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.files import FileStore
 from slurm_ft.checkpoint.layout import examine
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.session.comms.solo import SoloComm
-
 from tests.wrappers.checkpoint_ranks import comm_here, open_store
 from tests.wrappers.ranks import run_ranks, values
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.layout import examine
-
 from tests.wrappers.checkpoint_ranks import open_store
 from tests.wrappers.ranks import run_ranks, values
 

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
+
 from slurm_ft.checkpoint import files, layout
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.layout import LATEST, TEMPORARY, examine
 from slurm_ft.comm import ExchangeLostError
-from torch.distributed.tensor import DTensor
-
 from tests.wrappers.checkpoint_ranks import mesh_here, open_store, replicated, sharded
 from tests.wrappers.ranks import Outcome, run_ranks, values
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slurm_ft import exits
 
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause, parse_attempts
+from slurm_ft import exits
 from tests.wrappers.launched import (
     FT_RUN,
     ROOT,

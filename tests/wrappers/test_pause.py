@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from slurm_ft import exits, variables
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.table import StoreLostError
-
 from tests.wrappers.pause_ranks import (
     address,
     at_step,

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from slurm_ft import exits
 
+from slurm_ft import exits
 from tests.wrappers.launched import Slurm, await_true, finish
 
 _PROGRAM = """

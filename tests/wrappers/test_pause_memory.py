@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from slurm_ft.pause.ladder import PartError
 from slurm_ft.pause.memory import DeviceMemory
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.table import StoreLostError
-
 from tests.wrappers.mpi_launcher import MpiLauncher
 from tests.wrappers.pause_ranks import address, at_step, ended, paused, served, until, wait_outcome
 

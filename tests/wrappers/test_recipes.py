@@ -20,8 +20,8 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from slurm_ft import exits
 
+from slurm_ft import exits
 from tests.wrappers.mpi_launcher import ROOT, mpi_environment
 from tests.wrappers.ranks import free_port
 

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import slurm_ft
 import torch
 import torch.distributed as dist
+
+import slurm_ft
+from slurm_ext.domain.progress import parse_progress
 from slurm_ft import exits, status, variables
 from slurm_ft.checkpoint.layout import examine
 from slurm_ft.session import guard, wishes
 from slurm_ft.session.agreement import Kind
-
-from slurm_ext.domain.progress import parse_progress
 from tests.wrappers.mpi_launcher import MpiLauncher
 from tests.wrappers.ranks import RANK_ERROR, Outcome, free_port, run_ranks, values
 

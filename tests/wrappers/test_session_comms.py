@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+
 from slurm_ft.comm import ExchangeLostError
 from slurm_ft.session.comms import choose
-
 from tests.wrappers.comm_exercise import exercise, expected
 from tests.wrappers.mpi_launcher import MpiLauncher
 from tests.wrappers.ranks import run_ranks, values

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from slurm_ft.switch.links import EmulatedLink
 from slurm_ft.switch.overlap import HostBuffers, StageSwitch, SwitchError
 from slurm_ft.switch.pace import OwnPace, SharedPace
 from slurm_ft.switch.plan import Block, Mode, Way, cold_plan, plan_stage
 from slurm_ft.switch.storages import Held, collect, mirror
 from slurm_ft.switch.timeline import Kind, Recorder, busy_s
-from torch import Tensor, nn
 
 LAYERS = 8
 

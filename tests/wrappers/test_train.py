@@ -23,6 +23,8 @@ import torch
 import torch.distributed.checkpoint
 import torch.distributed.pipelining
 import torch.optim
+
+from slurm_ext.domain.errors import ConfigError
 from slurm_ft import exits
 from slurm_ft.train.__main__ import main
 from slurm_ft.train.engine import loses_no_sends
@@ -32,8 +34,6 @@ from slurm_ft.train.ranks import Ranks, check_precision, joined, prepare_device
 from slurm_ft.train.state import StateMismatchError
 from slurm_ft.train.task import Task, make_task
 from slurm_ft.train.trainer import Trainer
-
-from slurm_ext.domain.errors import ConfigError
 from tests.wrappers.ranks import run_ranks, values
 
 SMALL = {"dim": 16, "depth": 4, "heads": 2, "image": 8, "samples": 60, "global_batch": 12}
@@ -350,6 +350,7 @@ def test_a_result_is_vouched_for_and_says_whether_the_target_is_kept(tmp_path, c
 def read_back(rank: int, directory: str) -> list[str]:
     """Write one part of each dtype and read it with the real library: what differs."""
     from safetensors.torch import load_file
+
     from slurm_ft.train.results import part_name, write_part
 
     written = {

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from slurm_ext.cli.main import main
 from slurm_ft.checkpoint.blocks import BlockStore
 from slurm_ft.checkpoint.layout import step_name
 from slurm_ft.checkpoint.manifest import Manifest
-
-from slurm_ext.cli.main import main
 from tests.unit.ft.checkpoint.written import save
 
 

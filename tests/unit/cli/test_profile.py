@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from slurm_ft.launch.options import parse as parse_ft_run
 
 from slurm_ext.cli.main import build_parser, main
 from slurm_ext.cli.measure import Reports, Seen, StepLauncher, Work, expand
@@ -18,6 +17,7 @@ from slurm_ext.domain.errors import ConfigError, DataError, ProtocolError
 from slurm_ext.domain.progress import Progress
 from slurm_ext.estimate.csvtext import parse
 from slurm_ext.estimate.trials import Trial, Worth
+from slurm_ft.launch.options import parse as parse_ft_run
 
 TRIAL = Trial(2, (2,), 4)
 # Reports as a session does: 10 ms a step, made so fast that a test need not wait.

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_ft.switch.timeline import Kind, Span, Timeline
 
 from slurm_ext.cli.main import main
 from slurm_ext.estimate.csvtext import parse
 from slurm_ext.estimate.measurement import CostKind
+from slurm_ft.switch.timeline import Kind, Span, Timeline
 
 LINE = Timeline(
     how="overlapped",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft.checkpoint.blocks import MARK_AFTER_S, TEMPORARY, BlockStore, cut
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.manifest import BlockEntry

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
 from slurm_ft.checkpoint.blocks import KEYS, ROOTS, SHORTEST_GRACE_S, BlockStore
 from slurm_ft.checkpoint.collect import LOCK, collect, is_there, leftovers
 from slurm_ft.checkpoint.errors import CheckpointError

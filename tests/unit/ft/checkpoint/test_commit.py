@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from slurm_ft.checkpoint import commit as module
 from slurm_ft.checkpoint.commit import Rules, newest
 from slurm_ft.checkpoint.errors import CheckpointError, LostPeerError
@@ -16,7 +17,6 @@ from slurm_ft.checkpoint.files import FileStore
 from slurm_ft.checkpoint.layout import LATEST, TEMPORARY, examine, step_name
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.comm import Comm, ExchangeLostError
-
 from tests.unit.ft.checkpoint.written import save
 from tests.unit.ft.session.fabric import on_all
 

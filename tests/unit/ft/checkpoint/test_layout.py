@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.layout import (
     LATEST,
@@ -20,7 +21,6 @@ from slurm_ft.checkpoint.layout import (
     step_name,
 )
 from slurm_ft.checkpoint.manifest import MANIFEST, FileEntry, Manifest
-
 from tests.unit.ft.checkpoint.written import save
 from tests.unit.powerless import shut
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from slurm_ext.domain.errors import ProtocolError
 from slurm_ft.checkpoint.manifest import (
     LAYOUTS,
     BlockEntry,
@@ -18,8 +20,6 @@ from slurm_ft.checkpoint.manifest import (
     is_inside,
     parse_manifest,
 )
-
-from slurm_ext.domain.errors import ProtocolError
 
 SHA = "ab" * 32
 words = st.text(max_size=12)

@@ -7,11 +7,11 @@ import random
 from pathlib import Path
 
 import pytest
+
 from slurm_ft.checkpoint import random_states
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.checkpoint.layout import examine
 from slurm_ft.checkpoint.loading import distrust
-
 from tests.unit.ft.checkpoint.written import save
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft.checkpoint.layout import Complete, Listing, examine
 from slurm_ft.checkpoint.manifest import FileEntry, Manifest
 from slurm_ft.checkpoint.retention import make_room, superfluous
-
 from tests.unit.ft.checkpoint.written import save
 
 

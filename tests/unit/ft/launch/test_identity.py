@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from slurm_ft.launch.identity import Identity, job_name, starts_ranks
 
 # From 24.11, `sbatch -N2 -n4 --gpus-per-task=1`: what the batch script sees, and task 3 of srun.

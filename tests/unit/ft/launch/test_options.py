@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from slurm_ft.launch.errors import UsageError
 from slurm_ft.launch.options import OPTIONS, parse
 from slurm_ft.launch.templates import NAMES, fill

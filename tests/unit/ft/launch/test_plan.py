@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_ft.launch import plan
 
 from slurm_ext.domain.configuration import Configuration
 from slurm_ext.domain.document import DOCUMENT_VERSION, Mode, PlanDocument
 from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.domain.policy import Permit
 from slurm_ext.domain.request import plan_path
+from slurm_ft.launch import plan
 
 CONFIGURATION = Configuration(
     gpus=8,

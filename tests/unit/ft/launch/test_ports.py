@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft.launch.ports import choose_port, ephemeral_range
 
 USUAL = (32768, 60999)

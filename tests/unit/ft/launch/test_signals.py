@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from slurm_ft.launch import signals
 from slurm_ft.launch.errors import UsageError
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from slurm_ext.domain.errors import ConfigError
 from slurm_ft.pause.controller import Controller, Stage, on_controller, settled
 from slurm_ft.pause.limits import Limits, check_limits, fitting_limits
 from slurm_ft.pause.member import Member, Phase, on_member
@@ -40,8 +42,6 @@ from slurm_ft.pause.protocol import (
     everyone,
     name_ranks,
 )
-
-from slurm_ext.domain.errors import ConfigError
 
 REQUEST = Request(1, "a", Rung.MEMORY)
 ASKED = Board(request=REQUEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from slurm_ft.pause.ladder import Ladder, LostStateError, PartError
 from slurm_ft.pause.nccl import (
     ASYNC_ERRORS,

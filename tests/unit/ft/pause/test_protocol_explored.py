@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+
 from slurm_ft.pause.controller import Controller, on_controller
 from slurm_ft.pause.member import Member, Phase, on_member
 from slurm_ft.pause.protocol import (
@@ -23,7 +24,6 @@ from slurm_ft.pause.protocol import (
     Write,
     everyone,
 )
-
 from tests.bench.pause_explore import Explorer, Rules
 
 

@@ -8,6 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from slurm_ext.domain.codec import dumps
+from slurm_ext.domain.errors import ProtocolError
 from slurm_ft.pause import requests
 from slurm_ft.pause.protocol import Rung
 from slurm_ft.pause.requests import (
@@ -21,9 +24,6 @@ from slurm_ft.pause.requests import (
     vouched_by,
     write_private,
 )
-
-from slurm_ext.domain.codec import dumps
-from slurm_ext.domain.errors import ProtocolError
 
 ASK = PauseAsk("0123456789abcdef", "pause", "7", 100.0, Rung.MEMORY)
 

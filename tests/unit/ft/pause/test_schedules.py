@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+
+import tests.bench.pause_schedules as schedules
 from slurm_ft.pause.member import Member, Phase, on_member
 from slurm_ft.pause.protocol import End as Outcome
 from slurm_ft.pause.protocol import Event, Key, Lost, Step, Turn, Write
-
-import tests.bench.pause_schedules as schedules
 
 
 @pytest.fixture(autouse=True)

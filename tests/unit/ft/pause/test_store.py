@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from slurm_ext.domain.errors import ProtocolError
 from slurm_ft.pause import wire
 from slurm_ft.pause.address import Address, address_path, new_key, read_address, write_address
 from slurm_ft.pause.client import NetStore
@@ -21,8 +23,6 @@ from slurm_ft.pause.limits import Limits
 from slurm_ft.pause.protocol import Board, Key, Request, Rung, abort
 from slurm_ft.pause.server import BoardServer
 from slurm_ft.pause.table import KEPT_EPOCHS, StoreLostError, Table
-
-from slurm_ext.domain.errors import ProtocolError
 
 LIMITS = Limits(ack_s=2, slack_s=0.5, lost_s=1, release_s=2, restore_s=2, up_s=5)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_ft.requeue import act
 
 from slurm_ext.domain.errors import SlurmCommandError
+from slurm_ft.requeue import act
 
 PASSING = [
     "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_ft.requeue import attempts
-from slurm_ft.status import Status
 
 from slurm_ext.domain.attempt import (
     MAX_ATTEMPTS,
@@ -20,6 +18,8 @@ from slurm_ext.domain.attempt import (
 )
 from slurm_ext.domain.errors import ProtocolError
 from slurm_ext.domain.request import attempts_path
+from slurm_ft.requeue import attempts
+from slurm_ft.status import Status
 
 EMPTY = Attempts("77", ())
 

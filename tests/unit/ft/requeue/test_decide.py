@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from slurm_ext.domain.attempt import Attempt, Cause
 from slurm_ft import exits
 from slurm_ft import status as words
 from slurm_ft.launch.errors import UsageError
@@ -16,8 +18,6 @@ from slurm_ft.requeue.decide import By, Case, decide
 from slurm_ft.requeue.limits import DEFAULT_LIMITS, parse_limits
 from slurm_ft.requeue.record import JobRecord
 from slurm_ft.status import Status
-
-from slurm_ext.domain.attempt import Attempt, Cause
 
 RECORD = JobRecord(1, "RUNNING", "None", 0, True, True, "main", start_s=1000.0, end_s=None)
 SESSION = Status(attempt=0, rank=0, pid=1, at_s=0.0, saved_step=5, restored_step=0)

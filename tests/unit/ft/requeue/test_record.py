@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from slurm_ft.requeue.record import parse_record
 
 from slurm_ext.domain.errors import ProtocolError
+from slurm_ft.requeue.record import parse_record
 
 # Recorded: preempted, within the partition's GraceTime.
 IN_GRACE = (

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from slurm_ft.comm import ExchangeLostError
 from slurm_ft.session.agreement import (
     MAX_PAYLOAD,
@@ -20,7 +21,6 @@ from slurm_ft.session.agreement import (
     worth_changing,
 )
 from slurm_ft.session.comms.solo import SoloComm
-
 from tests.unit.ft.session.fabric import ThreadComm, on_all
 
 WISHES = [Kind.REPORT, Kind.SAVE, Kind.PAUSE, Kind.LEAVE]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft import status
 from slurm_ft.session.guard import (
     ONE_WAKE_S,

@@ -7,6 +7,9 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from slurm_ext.domain.attempt import Attempt, Cause
+from slurm_ext.domain.errors import ConfigError
 from slurm_ft.session.interval import (
     AUTO_HIGH_S,
     AUTO_LOW_S,
@@ -17,9 +20,6 @@ from slurm_ft.session.interval import (
     optimum_s,
     parse_bounds,
 )
-
-from slurm_ext.domain.attempt import Attempt, Cause
-from slurm_ext.domain.errors import ConfigError
 
 DAY = 86400.0
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft import status
 from slurm_ft.comm import ExchangeLostError
 from slurm_ft.session.agreement import MOST_STEPS_A_ROUND, Agreement, Kind
@@ -21,7 +22,6 @@ from slurm_ft.session.pace import Pace
 from slurm_ft.session.saving import ASYNC, Saving
 from slurm_ft.session.settings import Settings
 from slurm_ft.session.wishes import GATHER_FIRST_S, Wishes
-
 from tests.unit.ft.session.fabric import ThreadComm, on_all
 
 # --- pace ---------------------------------------------------------------------------------------

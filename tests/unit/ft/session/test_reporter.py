@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+from slurm_ext.domain.progress import MAX_BYTES, MAX_RANKS, Progress, parse_progress
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.session.pace import Pace
 from slurm_ft.session.record import Record, own_path
 from slurm_ft.session.reporter import Reporter, progress_text, rounded
 from slurm_ft.session.saving import ASYNC, Saving
 from slurm_ft.session.settings import Settings
-
-from slurm_ext.domain.progress import MAX_BYTES, MAX_RANKS, Progress, parse_progress
 
 BASE = Progress(
     job_id="7", attempt=0, at_s=1.0, step=1, samples=8, samples_per_s=2.0, gpus=1, save_s=0.5

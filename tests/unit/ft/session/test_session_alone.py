@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 import slurm_ft
+from slurm_ext.domain.progress import parse_progress
 from slurm_ft import exits, status, variables
 from slurm_ft.checkpoint.errors import CheckpointError
 from slurm_ft.session.agreement import Kind
 from slurm_ft.session.errors import SessionError
 from slurm_ft.session.session import Session
-
-from slurm_ext.domain.progress import parse_progress
 
 # Long enough that the ranks agree at every step.
 STEP_S = 0.027

@@ -6,12 +6,12 @@ import signal
 from pathlib import Path
 
 import pytest
+
+from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
 from slurm_ft.session.interval import Bounds
 from slurm_ft.session.settings import DEFAULT_COLLECTIVE_TIMEOUT_S, read_settings
 from slurm_ft.session.signals import parse_signals
-
-from slurm_ext.domain.errors import ConfigError
 
 
 def test_an_empty_environment_is_a_laptop() -> None:

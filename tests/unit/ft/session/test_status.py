@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from slurm_ft import status
 from slurm_ft.status import MAX_STATUS_BYTES, Status, read, replace_text, shorten, write
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, running_chain
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, running_chain
 
 TWO = """
 common: {model: vit, depth: 2, global_batch: 8}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_ft.train.layout import Layout, Wish, resolve_layout
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.train.layout import Layout, Wish, resolve_layout
 
 PLAN = {
     "FT_GPUS": "4",

@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from slurm_ft.train.options import parse
-from slurm_ft.train.task import ModelKind, Target
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.train.options import parse
+from slurm_ft.train.task import ModelKind, Target
 
 
 def test_later_sources_win_key_by_key(tmp_path):

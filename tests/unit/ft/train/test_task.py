@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slurm_ft.train.task import ModelKind, Target, Task, make_task
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.train.task import ModelKind, Target, Task, make_task
 
 
 def test_values_may_be_text_as_options_and_variables_bring_them():
