@@ -64,7 +64,7 @@ def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--costs",
         metavar="FILE",
         type=Path,
-        help="write the measured costs as rows that `slurm-ext table import` reads",
+        help="write the measured costs as CSV, for slurm-ext table import",
     )
     parser.add_argument("--gpu-type", metavar="TYPE", default="", help="GPU type of those rows")
     parser.set_defaults(run=run)

@@ -67,5 +67,7 @@ LAUNCHER = "FT_LAUNCHER"
 
 # Directory that takes the state of a rank in host memory while it is paused; unset: it stays.
 PAUSE_SPILL = "FT_PAUSE_SPILL"
+# 1: give back the whole device state by cuda-checkpoint, where it can.
+PAUSE_CUDA = "FT_PAUSE_CUDA"
 # Seconds that giving back a rank's memory, or saving, may take in a pause, and taking it back.
 PAUSE_MOVE_S = "FT_PAUSE_MOVE_S"

@@ -189,6 +189,7 @@ def _parts(state: Mapping[str, Any] | None) -> list[Part]:
 
     if "torch" not in sys.modules:
         return []
+    from slurm_ft.pause.cuda import CudaCheckpoint
     from slurm_ft.pause.memory import DeviceMemory
     from slurm_ft.pause.nccl import NcclBuffers
 
@@ -197,4 +198,6 @@ def _parts(state: Mapping[str, Any] | None) -> list[Part]:
     if state:
         parts.append(DeviceMemory(state, Path(spill) if spill else None))
     parts.append(NcclBuffers())
+    # Last: once the device state is locked, nothing else can be done with it.
+    parts.append(CudaCheckpoint(os.environ))
     return parts

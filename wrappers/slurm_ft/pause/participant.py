@@ -38,6 +38,7 @@ from slurm_ft.pause.protocol import (
     Restored,
     Rung,
     Step,
+    abort,
 )
 from slurm_ft.pause.table import StoreLostError
 
@@ -128,7 +129,9 @@ class Participant:
         """
         self._stopped.set()
         if self._newest > self._member.epoch:
-            self.tell_gone()
+            # Not acknowledged, so nobody can have committed to it.
+            reason = f"rank {self._member.rank} has finished"
+            self._tell(self._newest, Key.DECISION, abort(reason))
 
     # --- the thread -----------------------------------------------------------------------------
 
@@ -246,11 +249,14 @@ class Participant:
 
     def tell_gone(self) -> None:
         """Best effort: this rank ends for good, nobody needs to wait for it."""
+        self._tell(max(1, self._member.epoch), Key.GONE, self._member.bit)
+
+    def _tell(self, epoch: int, key: Key, value: str | int) -> None:
         store = _Reconnecting(self._connect)
         try:
-            store.write(max(1, self._member.epoch), Key.GONE, self._member.bit)
+            store.write(epoch, key, value)
         except StoreLostError as exc:
-            _log.debug("pause: nobody heard that rank %d ends: %s", self._member.rank, exc)
+            _log.debug("pause: nobody heard of %s by rank %d: %s", key, self._member.rank, exc)
         finally:
             store.close()
 
