@@ -37,7 +37,8 @@ class Kind(IntEnum):
     REPORT = 2  # ranks tell rank 0 how long they computed
     SAVE = 3
     PAUSE = 4  # payload: epoch
-    LEAVE = 5
+    FAIL = 5  # what some rank does beside training has failed: all raise at the same step
+    LEAVE = 6
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -28,6 +29,14 @@ class Job(Generic[T]):
     def done(self) -> bool:
         """Whether it is over, well or not."""
         return self._over.is_set()
+
+    def well(self) -> bool:
+        """Whether it is over and `result` raises nothing."""
+        return self._over.is_set() and self._error is None
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait until it is over; False past the limit."""
+        return self._over.wait(limit_s)
 
     def result(self, limit_s: float | None = None) -> T:
         """Its outcome; raises what it raised, or TimeoutError past the limit."""
@@ -56,6 +65,7 @@ class Beside:
     def __init__(self, name: str) -> None:
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._given: list[Job[Any]] = []
+        self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
@@ -66,23 +76,28 @@ class Beside:
         self._jobs.put(job)
         return job
 
-    def check(self) -> None:
-        """Raise what a job that is over has raised."""
-        over = [job for job in self._given if job.done()]
-        self._given = [job for job in self._given if job not in over]
-        for job in over:
-            job.result()
+    @property
+    def failed(self) -> BaseException | None:
+        """What the first job that failed has raised. Not for raising at once: the other ranks
+        hear of the same failure a moment earlier or later, in the middle of an exchange."""
+        return self._failed
 
-    def finish(self, limit_s: float | None = None) -> None:
+    def idle(self, limit_s: float) -> bool:
+        """Wait until all jobs so far are over, well or not; False past the limit."""
+        until = time.monotonic() + limit_s
+        self._given = [job for job in self._given if not job.done()]
+        return all(job.wait(max(0.0, until - time.monotonic())) for job in self._given)
+
+    def finish(self, limit_s: float) -> None:
         """Wait for all jobs so far, and raise what the first that failed has raised."""
-        given, self._given = self._given, []
-        for job in given:
-            job.result(limit_s)
+        if not self.idle(limit_s):
+            raise TimeoutError(f"not over within {limit_s:g} s")
+        if self._failed is not None:
+            raise self._failed
 
     def _loop(self) -> None:
-        failed: BaseException | None = None
         while (job := self._jobs.get()) is not None:
-            failed = job.run(failed)
+            self._failed = job.run(self._failed)
 
     def close(self) -> None:
         """Let the thread end after the jobs it has."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,12 @@ from slurm_ft.train.task import Task, make_task
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 _ADDED = "chain.d"
 _GIVEN = "given"
+_CLOSED = "closed"
 _RECORDS = "chain"
 MAX_FILE_BYTES = 1 << 20
 MAX_TASKS = 10_000
+# Between closing and looking again a chain does one listing of a directory.
+_REOPEN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,17 +139,28 @@ class ChainState:
 
     def all_tasks(self, given: Sequence[Task]) -> list[Task]:
         """Tasks of the file, then those appended so far. Names must differ over both."""
-        tasks = list(given)
-        for path in sorted(self._added.glob("[0-9]*.yaml")) if self._added.is_dir() else ():
-            task = read_task(path)
-            if any(task.name == other.name for other in tasks):
-                raise ConfigError(f"{path}: name={task.name!r}", "is there twice", "rename one")
-            tasks.append(task)
+        tasks, wrong = self.look(given)
+        if wrong:
+            raise wrong[0]
         return tasks
+
+    def look(self, given: Sequence[Task]) -> tuple[list[Task], list[ConfigError]]:
+        """The same, with what is wrong with appended ones beside those that can be trained."""
+        tasks, wrong = list(given), list[ConfigError]()
+        for path in sorted(self._added.glob("[0-9]*.yaml")) if self._added.is_dir() else ():
+            try:
+                task = read_task(path)
+                if any(task.name == other.name for other in tasks):
+                    raise ConfigError(f"{path}: name={task.name!r}", "is there twice", "rename one")
+                tasks.append(task)
+            except ConfigError as exc:
+                wrong.append(exc)
+        return tasks, wrong
 
     def announce(self, file: Path) -> None:
         """Say, for `given`, that a chain of this file runs here."""
         self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.reopen()
         replace_durably(
             self._added / _GIVEN, f"{file.resolve()}\n{self._checkpoints.resolve()}\n".encode()
         )
@@ -159,14 +174,45 @@ class ChainState:
             )
         self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
         content = path.read_bytes()
+        self._refuse_closed()
         number = 1 + max((int(p.name.split("-")[0]) for p in self._added.glob("[0-9]*")), default=0)
         while True:
+            place = self._added / f"{number:06d}-{task.name}.yaml"
             try:
                 # Two appends at once get two numbers: a name is taken by making it.
-                write_once(self._added / f"{number:06d}-{task.name}.yaml", content)
-                return task
+                write_once(place, content)
+                break
             except FileExistsError:
                 number += 1
+        # The chain closes first and looks then; this wrote first and looks now. Either it has seen
+        # the task, and opens again, or it has ended, and the task must not be promised.
+        until = time.monotonic() + _REOPEN_S
+        while self.closed and time.monotonic() < until:
+            time.sleep(0.1)
+        if self.closed:
+            place.unlink(missing_ok=True)
+            self._refuse_closed()
+        return task
+
+    @property
+    def closed(self) -> bool:
+        """Whether the chain has taken up its last task and ends."""
+        return (self._added / _CLOSED).exists()
+
+    def close(self) -> None:
+        """Take no more tasks. Whoever calls it looks for appended ones once more afterwards."""
+        self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_durably(self._added / _CLOSED, b"")
+
+    def reopen(self) -> None:
+        """Take tasks again."""
+        (self._added / _CLOSED).unlink(missing_ok=True)
+
+    def _refuse_closed(self) -> None:
+        if self.closed:
+            raise ConfigError(
+                str(self._added.parent), "this chain has ended", "start a job with a new chain"
+            )
 
     def given(self) -> list[Task]:
         """The tasks of the chain's own file; none where it was never announced."""

@@ -97,7 +97,8 @@ class CudaLink:
 
     def spare(self, nbytes: int, like: Tensor) -> Tensor:
         """See `Link`."""
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+        # An optimizer keeps its step counts in host memory, and refuses them elsewhere.
+        return torch.empty(nbytes, dtype=torch.uint8, device=like.device)
 
     def _move(self, target: Tensor, source: Tensor, stream: torch.cuda.Stream) -> None:
         stream.wait_stream(torch.cuda.default_stream(self._device))

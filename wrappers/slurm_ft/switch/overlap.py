@@ -151,6 +151,12 @@ class StageSwitch:
         for layer in sorted(self._ready):
             self.ready(layer)
 
+    def early_over(self, limit_s: float) -> bool:
+        """Wait until nothing is being prefetched any more; False past the limit."""
+        if self._early is not None:
+            self._early.join(limit_s)
+        return self._early is None or not self._early.is_alive()
+
     def gone(self) -> Mapping[str, Tensor]:
         """Host bytes of the old content by block key, when all of it has arrived there."""
         for key, event in self._left.items():

@@ -22,7 +22,7 @@ from slurm_ft.train.engine import loses_no_sends
 from slurm_ft.train.layout import Layout, resolve_layout
 from slurm_ft.train.options import Options
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
-from slurm_ft.train.results import part_name, write_manifest, write_part
+from slurm_ft.train.results import ResultError, part_name, write_manifest, write_part
 from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer
 
@@ -113,14 +113,25 @@ def write_result(
         return
     directory = Path(task.output)
     replica, stage = layout.place_of(comm.rank)
-    digest = ""
-    if replica == 0:
-        digest = write_part(directory, stage, layout.stages, weights)
-    digests = comm.gather(digest)
-    if digests is not None:
-        named = {part_name(i, layout.stages): digests[i] for i in range(layout.stages)}
-        path = write_manifest(directory, task, layout, step=step, metrics=metrics, digests=named)
-        say(f"result in {path.parent}")
+    digest = problem = ""
+    try:
+        if replica == 0:
+            digest = write_part(directory, stage, layout.stages, weights)
+    except OSError as exc:
+        problem = f"rank {comm.rank}: {exc}"
+    # Whoever cannot write tells all: they would wait for each other otherwise.
+    told = comm.gather([digest, problem])
+    if told is not None:
+        problem = "; ".join(words for _, words in told if words)
+        named = {part_name(i, layout.stages): told[i][0] for i in range(layout.stages)}
+        try:
+            if not problem:
+                write_manifest(directory, task, layout, step=step, metrics=metrics, digests=named)
+        except OSError as exc:
+            problem = f"rank 0: {exc}"
+    if problem := comm.broadcast(problem):
+        raise ResultError(f"the result of {task.name} is not written: {problem}")
+    say(f"result in {directory}")
 
 
 def sayer(ranks: Ranks) -> Any:

@@ -19,8 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft.train.layout import Layout
 from slurm_ft.train.task import Task
+
+
+class ResultError(SlurmExtError):
+    """A result could not be written; the task's last checkpoint is complete."""
+
 
 MANIFEST = "result.json"
 RESULT_VERSION = 1

@@ -141,6 +141,16 @@ def make_task(values: Mapping[str, Any], place: str) -> Task:
     return task
 
 
+def values_of(task: Task) -> dict[str, Any]:
+    """What `make_task` makes the same task of, as JSON values: to tell it to other ranks."""
+    values: dict[str, Any] = {f.name: getattr(task, f.name) for f in fields(Task)}
+    values["model"] = task.model.value
+    if (target := task.quality) is not None:
+        # Not the shorter form that people are shown: a bound must cross as it is.
+        values["quality"] = f"{target.metric}{target.comparison}{target.bound!r}"
+    return values
+
+
 def _typed(key: str, value: Any, wanted: type, place: str) -> Any:
     try:
         if key == "quality":

@@ -8,6 +8,7 @@ and engine, which is what a switch between tasks builds on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,16 @@ _FORM = (
     "frozen_layers",
     "global_batch",
 )
+
+
+def metrics_of(task: Task, sums: Sequence[float]) -> dict[str, float]:
+    """The metrics from loss, right answers and answers, summed over all ranks."""
+    total_loss, total_right, answers = sums
+    mean, accuracy = total_loss / answers, total_right / answers
+    if task.model is ModelKind.VIT:
+        return {"top1": accuracy, "loss": mean}
+    perplexity = math.exp(min(mean, 700.0))  # e^700 is nearly the largest number there is
+    return {"token_accuracy": accuracy, "loss": mean, "perplexity": perplexity}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,14 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """The metrics of the task on its validation samples, the same on every rank."""
+        sums = self.count()
+        if self.ranks.group:
+            sums = sums.to(self.ranks.device)
+            dist.all_reduce(sums)
+        return metrics_of(self.task, sums.tolist())
+
+    def count(self) -> Tensor:
+        """This rank's share of an evaluation, to be summed over all ranks: see `metrics_of`."""
         sums = torch.zeros(3, dtype=torch.float64)  # loss, right answers, answers
         total, replicas = self.task.eval_samples, self.layout.replicas
         for first in range(self._replica * _EVAL_BATCH, total, replicas * _EVAL_BATCH):
@@ -87,15 +106,7 @@ class Trainer:
                 right = int((scores.argmax(dim=-1) == targets).sum())
                 loss = float(loss_of(scores, targets))
                 sums += torch.tensor([loss * count, right, count], dtype=torch.float64)
-        if self.ranks.group:
-            sums = sums.to(self.ranks.device)
-            dist.all_reduce(sums)
-        total_loss, total_right, answers = sums.tolist()
-        mean, accuracy = total_loss / answers, total_right / answers
-        if self.task.model is ModelKind.VIT:
-            return {"top1": accuracy, "loss": mean}
-        perplexity = math.exp(min(mean, 700.0))  # e^700 is nearly the largest number there is
-        return {"token_accuracy": accuracy, "loss": mean, "perplexity": perplexity}
+        return sums
 
     def differs(self, task: Task) -> str:
         """Why ``task`` cannot take this one's place in the same tensors; "" = it can."""
