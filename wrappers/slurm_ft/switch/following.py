@@ -1,0 +1,82 @@
+"""Which task of a chain comes next: decided on rank 0, told to all ranks. No torch.
+
+The task itself is told, not its name: an appended file may not be seen yet on another node. A task
+that cannot be trained here (unreadable, or no number of these ranks can run it) does not stop the
+others; it is named when it is found, and again at the chain's end, which is an error then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from slurm_ext.domain.errors import ConfigError, SlurmExtError
+from slurm_ft.comm import Comm
+from slurm_ft.switch.chain import ChainState, remaining
+from slurm_ft.train.task import Task, make_task, values_of
+
+_log = logging.getLogger(__name__)
+
+
+class Following:
+    """Every method is collective. ``unfit`` tells why a task cannot run on these ranks, or ""."""
+
+    def __init__(
+        self, chain: ChainState, given: Sequence[Task], comm: Comm, unfit: Callable[[Task], str]
+    ) -> None:
+        self._chain, self._given, self._comm, self._unfit = chain, given, comm, unfit
+        self._refused: dict[str, str] = {}
+
+    def after(self, task: Task | None) -> Task | None:
+        """The first task that is not done, behind ``task`` where one is given."""
+        return self._told(lambda: self._next(task))
+
+    def last(self, task: Task | None) -> Task | None:
+        """The same at the chain's end, which takes no more tasks if there is none."""
+
+        def closing() -> Task | None:
+            self._chain.close()
+            found = self._next(task)
+            if found is not None:
+                self._chain.reopen()
+            return found
+
+        return self._told(closing)
+
+    def check_all_trained(self) -> None:
+        """Raise ConfigError where tasks were left out."""
+        words = self._comm.broadcast("; ".join(self._refused.values()))
+        if words:
+            raise ConfigError("chain", f"not everything was trained: {words}", "mend it")
+
+    def _next(self, task: Task | None) -> Task | None:
+        tasks, wrong = self._chain.look(self._given)
+        for problem in wrong:
+            self._refuse(problem.place, str(problem))
+        left = remaining(tasks, self._chain.done())
+        index = next((i for i, t in enumerate(left) if task and t.name == task.name), -1)
+        for found in left[index + 1 :]:
+            why = self._unfit(found)
+            if not why:
+                return found
+            self._refuse(found.name, f"{found.name}: {why}")
+        return None
+
+    def _refuse(self, key: str, words: str) -> None:
+        if self._refused.get(key) != words:
+            _log.warning("a task of the chain is left out: %s", words)
+        self._refused[key] = words
+
+    def _told(self, decide: Callable[[], Task | None]) -> Task | None:
+        answer: Any = None
+        if self._comm.rank == 0:
+            try:
+                found = decide()
+                answer = {"task": None if found is None else values_of(found), "error": ""}
+            except (SlurmExtError, OSError) as exc:
+                answer = {"task": None, "error": str(exc)}
+        answer = self._comm.broadcast(answer)
+        if answer["error"]:
+            raise ConfigError("chain", answer["error"], "mend it; the job goes on from here")
+        return None if answer["task"] is None else make_task(answer["task"], "chain")
