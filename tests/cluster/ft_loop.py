@@ -22,7 +22,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.05)
-    parser.add_argument("--hurry", action="store_true", help="sleep in the first attempt only")
+    parser.add_argument(
+        "--hurry", type=int, nargs="?", const=1, default=10**6, help="first attempt without sleep"
+    )
     parser.add_argument("--log", required=True)
     parser.add_argument("--mpi", action="store_true")
     parser.add_argument("--fail-at", type=int, default=0, help="step at which to exit with 3")
@@ -57,7 +59,7 @@ def main() -> None:
         step = ft.restore()
         while step < args.steps:
             begin = time.monotonic()
-            time.sleep(0 if args.hurry and ATTEMPT else args.step_s)
+            time.sleep(0 if args.hurry <= ATTEMPT else args.step_s)
             step += 1
             total += step
             if args.fail_at == step:

@@ -35,7 +35,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, default=0.0)
-    parser.add_argument("--hurry", action="store_true", help="sleep in the first attempt only")
+    parser.add_argument(
+        "--hurry", type=int, nargs="?", const=1, default=10**6, help="first attempt without sleep"
+    )
     parser.add_argument("--log", required=True)
     parser.add_argument("--noise", action="store_true", help="random numbers in every step")
     parser.add_argument("--checkpoint", default="async")
@@ -67,7 +69,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss = torch.nn.functional.mse_loss(model(inputs), targets) / size
             loss.backward()
-            time.sleep(0 if args.hurry and ATTEMPT else args.step_s)
+            time.sleep(0 if args.hurry <= ATTEMPT else args.step_s)
             compute_s = time.monotonic() - begin
             total = loss.detach().clone()
             dist.all_reduce(total)

@@ -36,7 +36,7 @@ def test_requeued_again_and_again(ranks: Cluster, desk: ft.Desk, times: int, pro
     steps = times * int(4 / STEP_S)
     job = desk.submit(
         "chaos",
-        f"{program} --steps {steps} --step-s {STEP_S}",
+        f"{program} --steps {steps} --step-s {STEP_S} --hurry {times}",
         "--partition=preempt",
         "-n2" if program == "ft_train.py" else "-n1",
         "--nodelist=n3",
@@ -60,7 +60,7 @@ def test_requeued_again_and_again(ranks: Cluster, desk: ft.Desk, times: int, pro
         assert log[-1]["sum"] == steps * (steps + 1) // 2
     attempts = job.attempts()
     numbers = [attempt.number for attempt in attempts]
-    # Slurm may take the end of the job for that of a preemption, and start it once more for nothing.
+    # Slurm may take the end of the job for that of a preemption, and start it for nothing.
     assert numbers in (list(range(times + 1)), list(range(times + 2)))
     assert {a.cause for a in attempts[times:]} == {Cause.COMPLETED}
     saved = 0

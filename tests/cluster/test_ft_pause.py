@@ -117,12 +117,16 @@ def test_a_node_cut_off_while_paused_sends_the_job_back(ranks: Cluster, desk: ft
     calm = desk.submit("calm-cut", f"ft_train.py --noise --steps {steps}", "-N2", "-n2")
     calm.assert_completed()
     wanted = ft.losses(calm.log())
+    # So that the job is on both containers at first, and on the one that is left afterwards.
+    blocker = ranks.sbatch("#!/bin/bash\nsleep 600\n", "--nodelist=n2", "--exclusive")
+    desk.made.append(blocker)
+    ranks.wait(lambda: ranks.job(blocker)["JobState"] == "RUNNING", 30, "job on n2")
     job = desk.submit(
         "cut",
         f"ft_train.py --noise --hurry --step-s 0.4 --steps {steps}",
         "-N2",
         "-n2",
-        "--nodelist=n1,n3",
+        "--exclude=n4",
         ft_run=f"--collective-timeout={TIMEOUT_S}",
     )
     job.wait_step(5)
@@ -130,9 +134,37 @@ def test_a_node_cut_off_while_paused_sends_the_job_back(ranks: Cluster, desk: ft
     assert "all ranks are paused" in said
     ranks.cut_off("c2")
     try:
+        desk.cancel(blocker)
         job.wait_restarts(1, 120)
+        job.assert_completed(180)
     finally:
         ranks.reconnect("c2")
-    job.assert_completed(180)
+    assert "undecided" in job.output() or "node fail" in job.output().lower()
     found = ft.losses(job.log())
     assert found == wanted
+
+
+@pytest.mark.timeout(300)
+def test_suspended_by_slurm_for_longer_than_the_timeout(ranks: Cluster, desk: ft.Desk) -> None:
+    """SIGTSTP, two seconds, SIGSTOP: by then all ranks are at a safe point."""
+    steps = 40
+    calm = desk.submit("calm-suspend", f"ft_train.py --noise --steps {steps}", "-N2", "-n4")
+    calm.assert_completed()
+    wanted = ft.losses(calm.log())
+    job = desk.submit(
+        "suspended",
+        f"ft_train.py --noise --step-s 0.3 --steps {steps}",
+        "-N2",
+        "-n4",
+        ft_run=f"--collective-timeout={TIMEOUT_S}",
+    )
+    job.wait_step(5)
+    ranks.exec(["scontrol", "suspend", str(job.id)])
+    job.wait(lambda: job.state == "SUSPENDED", 20, "suspension")
+    time.sleep(3.0)
+    held(job, TIMEOUT_S * 1.5)
+    ranks.exec(["scontrol", "resume", str(job.id)])
+    job.assert_completed(120)
+    assert job.restarts == 0
+    assert ft.losses(job.log()) == wanted
+    assert "all ranks were at a safe point" in job.output()

@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -139,10 +140,26 @@ def attach(
             participant.stop()
             session.leave(code, word, f"pause: {end.reason}")
 
+    if session.rank == 0:
+        _warn_of_nccl(timeout_s)
     _outlive_suspend()
     session.on_agreed[Kind.PAUSE] = pause
     participant.start()
     return participant
+
+
+def _warn_of_nccl(collective_timeout_s: float) -> None:
+    """Settings that let a pause end a process, where NCCL is what the ranks use."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.distributed.is_available():
+        return
+    dist = torch.distributed
+    if not dist.is_initialized() or "nccl" not in dist.get_backend():
+        return
+    from slurm_ft.pause.nccl import Wish, judge
+
+    for finding in judge(os.environ, Wish(collective_timeout_s)):
+        _log.warning("pause: %s: %s", finding.name, finding.text)
 
 
 def _outlive_suspend() -> None:
@@ -185,8 +202,6 @@ def _moved(figures: Figures) -> str:
 
 def _parts(state: Mapping[str, Any] | None) -> list[Part]:
     """What can be released in this process; torch is used only where the program has it."""
-    import sys
-
     if "torch" not in sys.modules:
         return []
     from slurm_ft.pause.cuda import CudaCheckpoint

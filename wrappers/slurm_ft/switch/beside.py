@@ -55,6 +55,7 @@ class Job(Generic[T]):
         except BaseException as exc:  # handed over to whoever asks for the result
             self._error = exc
         finally:
+            del self._work
             self._over.set()
         return self._error
 
@@ -72,7 +73,8 @@ class Beside:
     def do(self, work: Callable[[], T]) -> Job[T]:
         """Give it a job."""
         job = Job(work)
-        self._given.append(job)
+        # What is over holds a task's memory: it must not pile up over a long chain.
+        self._given = [*(each for each in self._given if not each.done()), job]
         self._jobs.put(job)
         return job
 

@@ -27,6 +27,8 @@ class Following:
     ) -> None:
         self._chain, self._given, self._comm, self._unfit = chain, given, comm, unfit
         self._refused: dict[str, str] = {}
+        # Not done yet, as far as records tell, and begun all the same.
+        self._begun: set[str] = set()
 
     def after(self, task: Task | None) -> Task | None:
         """The first task that is not done, behind ``task`` where one is given."""
@@ -51,12 +53,16 @@ class Following:
             raise ConfigError("chain", f"not everything was trained: {words}", "mend it")
 
     def _next(self, task: Task | None) -> Task | None:
+        if task is not None:
+            self._begun.add(task.name)
         tasks, wrong = self._chain.look(self._given)
         for problem in wrong:
             self._refuse(problem.place, str(problem))
         left = remaining(tasks, self._chain.done())
         index = next((i for i, t in enumerate(left) if task and t.name == task.name), -1)
         for found in left[index + 1 :]:
+            if found.name in self._begun:
+                continue
             why = self._unfit(found)
             if not why:
                 return found

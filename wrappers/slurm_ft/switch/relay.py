@@ -7,14 +7,18 @@ result and its record, and the ranks go on with the new task, whose layers they 
 
 A task whose form differs from the one before starts cold on the same ranks: a new model and
 engine, said so. The record of a task is written after everything that it vouches for; until then a
-crash brings the task back from its last complete checkpoint.
+crash brings the task back from its last complete checkpoint. What fails beside training fails the
+chain, on all ranks at the same step: nobody trains on behind a task that was lost.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,63 +27,78 @@ import torch.distributed as dist
 from torch import Tensor
 
 import slurm_ft
-from slurm_ext.domain.errors import ConfigError
+from slurm_ext.domain.errors import ConfigError, SlurmExtError
+from slurm_ft import variables
 from slurm_ft.checkpoint import random_states
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.comm import Comm
+from slurm_ft.session.agreement import Kind as Wish
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.switch.beside import Beside, Job
-from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, replace_durably
+from slurm_ft.switch.chain import ChainState, Done, read_chain
+from slurm_ft.switch.following import Following
+from slurm_ft.switch.gathering import Marks, gathering
+from slurm_ft.switch.incoming import Incoming, blocks_of, frozen_in, held_by, make_ready
 from slurm_ft.switch.links import CudaLink, EmulatedLink, Link
 from slurm_ft.switch.memory import device_free, host_free
 from slurm_ft.switch.naive import switch_naively
 from slurm_ft.switch.overlap import HostBuffers, StageSwitch, SwitchError
-from slurm_ft.switch.plan import Block, StagePlan, plan_stage
-from slurm_ft.switch.storages import Held, address, collect, mirror
-from slurm_ft.switch.timeline import Kind, Recorder, Span, Timeline
+from slurm_ft.switch.plan import Mode, StagePlan, plan_stage
+from slurm_ft.switch.storages import Held, address, mirror
+from slurm_ft.switch.timeline import Kind, Recorder
 from slurm_ft.train.layout import Layout, resolve_layout
-from slurm_ft.train.models import build_model
+from slurm_ft.train.models import stage_layers
 from slurm_ft.train.options import Options
 from slurm_ft.train.program import Records, check_position, sayer, write_result
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
-from slurm_ft.train.state import TaskState
 from slurm_ft.train.task import Task
-from slurm_ft.train.trainer import Trainer
+from slurm_ft.train.trainer import Trainer, metrics_of
+
+_log = logging.getLogger(__name__)
 
 # A first step, a save of everything: what the thread beside may wait for before it gives up.
 LIMIT_S = 1800.0
 # Of a rank that was told to leave, for what the thread beside still does.
 LEAVE_S = 20.0
-
-
-@dataclass(slots=True)
-class Incoming:
-    """A task's first state in host memory: bytes by block key, and where it stands."""
-
-    task: Task
-    content: dict[str, Tensor]
-    digests: dict[str, str]
-    step: int = 0
-    position: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Marks:
-    """Moments of one switch on one rank, on the monotonic clock."""
-
-    last_step_s: float = 0.0
-    durable_s: float = 0.0
-    first_step_s: float = 0.0
+# A failure was agreed on: until the thread beside of every rank has met it.
+FAIL_S = 30.0
 
 
 def run_chain(options: Options, environ: Mapping[str, str], path: Path, how: str) -> None:
     """Train the chain of a file to its end. ``how`` is overlapped, naive or cold."""
+    if options.checkpoint == "none":
+        raise ConfigError(
+            "checkpoint=none",
+            "a task of a chain is done when its last checkpoint is there",
+            "write async or sync",
+        )
     fix_workspace()
     if options.threads:
         torch.set_num_threads(options.threads)
     given = read_chain(path)
     with joined(environ, options.device) as ranks:
         Relay(options, environ, ranks, path, given, how).run()
+
+
+def layout_for(task: Task, options: Options, environ: Mapping[str, str], world: int) -> Layout:
+    """How a task of the chain is spread. Raises ConfigError where it cannot be.
+
+    The plan was made for one global batch. A task with another keeps the plan's local batch as its
+    largest one, for the sake of memory, and finds its own accumulation.
+    """
+    wish, own = options.wish, dict(environ)
+    planned = own.get(variables.GLOBAL_BATCH, "")
+    if planned.isdecimal() and int(planned) != task.global_batch:
+        own.pop(variables.ACCUMULATION, None)
+        local = own.pop(variables.LOCAL_BATCH, "")
+        if wish.max_local_batch is None and local.isdecimal():
+            wish = replace(wish, max_local_batch=max(1, int(local)))
+    layout = resolve_layout(own, wish, world=world, global_batch=task.global_batch)
+    try:
+        stage_layers(task, 0, layout.stages)
+    except ValueError as exc:
+        raise ConfigError(f"stages={layout.stages}", str(exc), "write fewer stages") from exc
+    return layout
 
 
 def _ranks_on_node(environ: Mapping[str, str]) -> int:
@@ -89,6 +108,20 @@ def _ranks_on_node(environ: Mapping[str, str]) -> int:
         if number.isdecimal():
             return max(1, int(number))
     return 1
+
+
+class _Present:
+    """The state of whatever task trains now, for a pause that gives its memory back."""
+
+    def __init__(self) -> None:
+        self.trainer: Trainer | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.trainer is None else self.trainer.state.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        if self.trainer is not None:
+            self.trainer.state.load_state_dict(saved)
 
 
 class Relay:
@@ -108,7 +141,8 @@ class Relay:
         self._say = sayer(ranks)
         self._switch: StageSwitch | None = None
         self._prepared: StageSwitch | None = None
-        self._present: Incoming | None = None
+        self._came_as: Incoming | None = None
+        self._present = _Present()
         self._local = _ranks_on_node(environ)
         cuda = ranks.device.type == "cuda"
         self._link: Link = CudaLink(ranks.device) if cuda else EmulatedLink()
@@ -117,9 +151,9 @@ class Relay:
 
     def run(self) -> None:
         """All tasks that are not done yet."""
-        layout = self._layout(self._given[0])
-        prepare_device(layout, self._ranks.device)
-        with slurm_ft.session(state={}, checkpoint=self._options.checkpoint) as ft:
+        with slurm_ft.session(
+            state={"task": self._present}, checkpoint=self._options.checkpoint
+        ) as ft:
             self._ft = ft
             settings = ft.settings
             self._chain = ChainState(
@@ -127,49 +161,63 @@ class Relay:
             )
             if ft.rank == 0:
                 self._chain.announce(self._file)
+            self._following = Following(self._chain, self._given, ft.comm, self._unfit)
             self._side, self._store = self._exchange()
+            ft.on_agreed[Wish.FAIL] = self._fail_together
+            self._pause = ft.on_agreed.get(Wish.PAUSE)
+            if self._pause is not None:
+                ft.on_agreed[Wish.PAUSE] = self._paused
             try:
-                self._all_tasks(layout)
+                self._all_tasks()
             except SystemExit:
                 # Told to leave. What is on its way to the disk is worth a moment.
-                self._quietly_finish()
+                if not self._beside.idle(LEAVE_S) or self._beside.failed is not None:
+                    why = self._beside.failed or f"not over within {LEAVE_S:g} s"
+                    self._say(f"left before everything of the last switch was durable: {why}")
                 raise
             self._beside.finish(LIMIT_S)
             self._beside.close()
+            self._following.check_all_trained()
 
     # --- the chain ------------------------------------------------------------------------------
 
-    def _all_tasks(self, layout: Layout) -> None:
-        task = self._following(None)
+    def _all_tasks(self) -> None:
+        task = self._following.after(None) or self._following.last(None)
         if task is None:
-            self._say("every task of the chain is done")
+            self._say("no task of the chain is left to train")
             return
-        trainer = self._cold(task, layout)
-        step = self._ft.restore()
-        check_position(step, self._ft.position, trainer.layout)
+        trainer, step = self._cold(task)
         marks: Marks | None = None
         came, goes = Recorder(self._stage(trainer)), Recorder(self._stage(trainer))
         while True:
             step, incoming = self._train(trainer, step, came, goes, marks)
-            metrics = trainer.evaluate()
-            following = incoming.task if incoming is not None else self._following(trainer.task)
+            counts = trainer.count().tolist()
+            following = incoming.task if incoming else self._following.last(trainer.task)
             if following is None:
-                self._end(trainer, step, metrics)
+                self._end(trainer, step, counts)
                 return
             marks = Marks(last_step_s=time.monotonic())
             came, goes = goes, Recorder(self._stage(trainer))
             why = "asked for" if self._how == "cold" else trainer.differs(following)
             if why:
                 self._say(f"{following.name} starts cold after {trainer.task.name}: {why}")
-                self._end(trainer, step, metrics)
+                self._end(trainer, step, counts)
                 marks.durable_s = time.monotonic()
-                trainer = self._cold(following, layout)
-                step = self._ft.restore()
-                check_position(step, self._ft.position, trainer.layout)
+                del trainer
+                trainer, step = self._cold(following)
             else:
                 incoming = incoming or self._ready(trainer, following).result(LIMIT_S)
-                step = self._hand_over(trainer, incoming, metrics, came, marks)
-            self._note_timeline(came, marks, "cold" if why else self._how)
+                step = self._hand_over(trainer, step, incoming, counts, came, marks)
+            gather = gathering(
+                self._side,
+                self._chain,
+                came,
+                marks,
+                how="cold" if why else self._how,
+                model=self._environ.get("FT_MODEL", ""),
+                limit_s=LIMIT_S,
+            )
+            self._beside.do(gather)
 
     def _train(
         self,
@@ -185,14 +233,15 @@ class Relay:
         the next (``goes``).
         """
         task, options = trainer.task, self._options
-        following = self._following(task)
+        following = self._following.after(task)
         job: Job[Incoming] | None = None
         if following is not None and self._how != "cold" and not trainer.differs(following):
             job = self._ready(trainer, following)
         with Records(options, self._ranks, self._ft.attempt, task=task.name) as records:
             while step < task.steps:
-                self._beside.check()
-                if step == task.steps - 1 and job is not None and job.done():
+                if self._beside.failed is not None:
+                    self._ft.want(Wish.FAIL)
+                if step == task.steps - 1 and job is not None and job.well():
                     self._prefetch(trainer, job.result(), goes)
                 began, began_s = time.perf_counter(), time.monotonic()
                 made = trainer.step(step + 1, options.emulate_step_s)
@@ -220,65 +269,81 @@ class Relay:
             return step, None
         return step, job.result(LIMIT_S)
 
-    def _following(self, after: Task | None) -> Task | None:
-        """The first task that is neither done nor ``after``; rank 0's answer holds. Collective."""
-        answer: Any = None
-        if self._ft.rank == 0:
-            try:
-                tasks = self._chain.all_tasks(self._given)
-                left = remaining(tasks, self._chain.done())
-                index = next((i for i, t in enumerate(left) if after and t.name == after.name), -1)
-                names = [task.name for task in left[index + 1 :]]
-                answer = {"name": names[0] if names else "", "error": ""}
-            except ConfigError as exc:
-                answer = {"name": "", "error": str(exc)}
-        answer = self._ft.comm.broadcast(answer)
-        if answer["error"]:
-            raise ConfigError("chain", answer["error"], "mend it; the job goes on from here")
-        if not answer["name"]:
-            return None
-        tasks = self._chain.all_tasks(self._given)
-        return next(task for task in tasks if task.name == answer["name"])
+    def _fail_together(self, _: int) -> None:
+        """All ranks are at the same step, and beside training something failed on some of them."""
+        self._beside.idle(FAIL_S)
+        # The present task loses nothing that can still be saved.
+        with contextlib.suppress(SlurmExtError):
+            self._ft.save()
+        failed = self._beside.failed
+        raise failed or SwitchError("what another rank did beside training has failed: see there")
+
+    def _paused(self, epoch: int) -> None:
+        """A pause moves the task's memory: nothing else may be moving it then.
+
+        The wait is bounded by what the others wait for this rank. Past it the pause is not
+        answered, and whoever asked takes it back.
+        """
+        assert self._pause is not None
+        until = time.monotonic() + self._ft.settings.collective_timeout_s / 4
+        still = True
+        for switch in (self._switch, self._prepared):
+            if switch is not None:
+                still = still and switch.early_over(until - time.monotonic())
+        if self._beside.failed is None and still and self._beside.idle(until - time.monotonic()):
+            if self._switch is not None:
+                self._switch.all_ready()
+            self._pause(epoch)
+        else:
+            _log.warning("rank %d: no pause: a task is still being moved", self._ft.rank)
 
     # --- beginning and ending a task --------------------------------------------------------------
 
     def _layout(self, task: Task) -> Layout:
-        return resolve_layout(
-            self._environ,
-            self._options.wish,
-            world=self._ranks.world,
-            global_batch=task.global_batch,
-        )
+        return layout_for(task, self._options, self._environ, self._ranks.world)
 
-    def _cold(self, task: Task, layout: Layout) -> Trainer:
-        """A trainer made anew, and the session's checkpoints in the task's own directory."""
-        if task.global_batch != layout.global_batch:
-            layout = self._layout(task)
+    def _unfit(self, task: Task) -> str:
+        try:
+            self._layout(task)
+        except ConfigError as exc:
+            return str(exc)
+        return ""
+
+    def _cold(self, task: Task) -> tuple[Trainer, int]:
+        """A trainer made anew, the session's checkpoints in the task's own directory, its step."""
+        # What the task before leaves on the device is not needed beside the new one, and an engine
+        # and its model refer to each other.
+        self._present.trainer = self._switch = self._prepared = self._came_as = None
+        gc.collect()
+        layout = self._layout(task)
+        prepare_device(layout, self._ranks.device)
         trainer = Trainer(task, layout, self._ranks)
         torch.manual_seed(task.seed)
-        self._present = None
         for index, layer in enumerate(trainer.model.layers.values()):
             layer.register_forward_pre_hook(self._gate(index))
         self._go_on(trainer, 0, {})
-        return trainer
+        step = self._ft.restore()
+        check_position(step, self._ft.position, layout)
+        return trainer, step
 
     def _go_on(self, trainer: Trainer, step: int, position: Mapping[str, Any]) -> None:
-        task = trainer.task
+        self._present.trainer = trainer
         self._ft.next_task(
-            self._chain.checkpoints_of(task),
+            self._chain.checkpoints_of(trainer.task),
             state={"task": trainer.state},
             step=step,
             position=position,
-            total_steps=task.steps,
+            total_steps=trainer.task.steps,
         )
 
-    def _end(self, trainer: Trainer, step: int, metrics: Mapping[str, float]) -> None:
+    def _end(self, trainer: Trainer, step: int, counts: Sequence[float]) -> None:
         """Finish a task without a switch: everything durable before this returns."""
         task = trainer.task
+        self._ft.settle()
         if self._ft.last_saved_step != step:
             self._ft.save(step)
         weights = trainer.state.state_dict()["model"]
-        job = self._beside.do(lambda: self._result(trainer.layout, task, step, metrics, weights))
+        job = self._beside.do(lambda: self._result(trainer.layout, task, step, counts, weights))
         job.result(LIMIT_S)
 
     def _result(
@@ -286,14 +351,23 @@ class Relay:
         layout: Layout,
         task: Task,
         step: int,
-        metrics: Mapping[str, float],
+        counts: Sequence[float],
         weights: Mapping[str, Tensor],
     ) -> None:
         """In the thread beside: result and record. The checkpoint is durable already."""
-        write_result(task, layout, self._side, step, metrics, weights, self._say)
-        if self._side.rank == 0:
-            self._chain.record(Done(task.name, step, metrics, self._ft.attempt, time.time()))
-        self._side.barrier()
+        side = self._side
+        told = side.gather(list(counts))
+        sums = None if told is None else [sum(column) for column in zip(*told, strict=True)]
+        metrics = metrics_of(task, side.broadcast(sums))
+        write_result(task, layout, side, step, metrics, weights, self._say)
+        problem = ""
+        if side.rank == 0:
+            try:
+                self._chain.record(Done(task.name, step, metrics, self._ft.attempt, time.time()))
+            except OSError as exc:
+                problem = str(exc)
+        if problem := side.broadcast(problem):
+            raise SwitchError(f"that {task.name} is done cannot be recorded: {problem}")
 
     # --- the switch -------------------------------------------------------------------------------
 
@@ -304,53 +378,22 @@ class Relay:
 
         return wait
 
-    def _held(self, trainer: Trainer) -> list[Held]:
-        return collect(list(trainer.model.layers.values()), trainer.state.optimizer)
-
     def _ready(self, trainer: Trainer, task: Task) -> Job[Incoming]:
         """Make a task's first state in host memory, beside training."""
-        frozen = self._frozen(trainer)
-        layout = trainer.layout
-
-        def make() -> Incoming:
-            stage = self._stage(trainer)
-            model = build_model(task, stage, layout.stages)
-            state = TaskState(task, model)
-            self._store.move(self._chain.checkpoints_of(task))
-            loaded = self._store.load({"task": state}, random=False)
-            optimizer = state.optimizer if loaded is not None else None
-            held = collect(list(model.layers.values()), optimizer)
-            content = {entry.key: entry.bytes for entry in held}
-            if self._ranks.device.type == "cuda":
-                content = {key: value.pin_memory() for key, value in content.items()}
-            digests = {entry.key: entry.digest() for entry in held if entry.key in frozen}
-            step = 0 if loaded is None else loaded.step
-            return Incoming(task, content, digests, step, {} if loaded is None else loaded.position)
-
-        return self._beside.do(make)
-
-    def _frozen(self, trainer: Trainer) -> set[str]:
-        return {
-            entry.key
-            for entry in collect(list(trainer.model.layers.values()), None)
-            if not any(getattr(user, "requires_grad", False) for user in entry.users)
-        }
+        frozen, layout = frozen_in(trainer), trainer.layout
+        return self._beside.do(
+            lambda: make_ready(
+                task,
+                layout=layout,
+                ranks=self._ranks,
+                store=self._store,
+                directory=self._chain.checkpoints_of(task),
+                frozen=frozen,
+            )
+        )
 
     def _plan(self, trainer: Trainer, held: Sequence[Held], incoming: Incoming) -> StagePlan:
-        frozen = self._frozen(trainer)
-        clean = self._present.content if self._present is not None else {}
-        blocks = []
-        for entry in held:
-            still = entry.key in frozen
-            old = None
-            if still:
-                known = self._present.digests if self._present is not None else {}
-                old = known.get(entry.key) or entry.digest()
-            new = incoming.digests.get(entry.key)
-            # A frozen block whose clean copy the host still has need not leave.
-            keep = not still or (old != new and entry.key not in clean)
-            fresh = entry.key not in incoming.content
-            blocks.append(Block(entry.key, entry.layer, entry.nbytes, keep, old, new, fresh))
+        blocks = blocks_of(held, frozen_in(trainer), self._came_as, incoming)
         device = self._ranks.device
         spare = device_free(device, self._local) if self._how == "overlapped" else 0
         return plan_stage(blocks, spare_bytes=spare, host_bytes=host_free(self._local))
@@ -358,10 +401,13 @@ class Relay:
     def _prefetch(self, trainer: Trainer, incoming: Incoming, recorder: Recorder) -> None:
         if self._how != "overlapped":
             return
-        held = self._held(trainer)
+        if self._switch is not None:
+            # A task of one step may be the last before its own layers have all come.
+            self._switch.all_ready()
+            self._switch = None
+        held = held_by(trainer)
         plan = self._plan(trainer, held, incoming)
         self._buffers.reserve(plan)
-        self._switch = None
         self._prepared = StageSwitch(
             plan, held, incoming.content, self._link, self._buffers, recorder
         )
@@ -370,25 +416,26 @@ class Relay:
     def _hand_over(
         self,
         trainer: Trainer,
+        step: int,
         incoming: Incoming,
-        metrics: Mapping[str, float],
+        counts: Sequence[float],
         recorder: Recorder,
         marks: Marks,
     ) -> int:
         """The old task goes, the new one comes; returns the new one's step."""
-        old, layout, step = trainer.task, trainer.layout, trainer.task.steps
-        saved = self._ft.last_saved_step == step
+        old, layout = trainer.task, trainer.layout
         self._ft.settle()
+        saved = self._ft.last_saved_step == step
         states, meta = random_states.capture(), self._ft.meta()
-        present = self._present
+        came_as = self._came_as
         state: dict[str, Any] = {}
 
         def note(twins: Mapping[int, Tensor]) -> None:
             known = dict(twins)
-            if present is not None:
+            if came_as is not None:
                 for entry in held:
-                    if address(entry.bytes) not in known and entry.key in present.content:
-                        known[address(entry.bytes)] = present.content[entry.key]
+                    if address(entry.bytes) not in known and entry.key in came_as.content:
+                        known[address(entry.bytes)] = came_as.content[entry.key]
             state.update(mirror(trainer.state.state_dict(), known))
 
         def durable() -> None:
@@ -396,12 +443,12 @@ class Relay:
             if not saved:
                 self._store.move(self._chain.checkpoints_of(old))
                 self._store.save(step, {"task": state}, meta, random=states)
-            self._result(layout, old, step, metrics, state["model"])
+            self._result(layout, old, step, counts, state["model"])
             marks.durable_s = time.monotonic()
             recorder.add(Kind.SAVE, began, marks.durable_s, label=old.name)
 
         prepared, self._prepared = self._prepared, None
-        held = self._held(trainer)
+        held = held_by(trainer)
         if self._how == "naive":
             self._naively(held, incoming, trainer, recorder, note, durable)
         else:
@@ -432,8 +479,8 @@ class Relay:
                 self._beside.do(when_gone)
             self._switch = switch
         trainer.adopt(incoming.task, fill=False, moments=False)
-        torch.manual_seed(incoming.task.seed)
-        self._present = incoming
+        incoming.seed()
+        self._came_as = incoming
         self._go_on(trainer, incoming.step, incoming.position)
         return incoming.step
 
@@ -447,7 +494,7 @@ class Relay:
         durable: Callable[[], None],
     ) -> None:
         plan = self._plan(trainer, held, incoming)
-        if plan.mode != "overlapped":
+        if plan.mode is not Mode.OVERLAPPED:
             raise SwitchError(f"the naive switch needs the host memory too: {plan.words}")
 
         def save(twins: Mapping[int, Tensor]) -> None:
@@ -492,53 +539,3 @@ class Relay:
 
     def _stage(self, trainer: Trainer) -> int:
         return trainer.layout.place_of(self._ranks.rank)[1]
-
-    def _quietly_finish(self) -> None:
-        try:
-            self._beside.finish(LEAVE_S)
-        except (Exception, TimeoutError) as exc:
-            self._say(f"left before everything of the last switch was durable: {exc}")
-
-    def _note_timeline(self, recorder: Recorder, marks: Marks, how: str) -> None:
-        """Beside training: when the first step is done, gather what the stages did, and write."""
-        # Monotonic clocks of two nodes have nothing in common; their clocks of day nearly agree.
-        offset = time.time() - time.monotonic()
-        model = self._environ.get("FT_MODEL", "")
-
-        def gather() -> None:
-            deadline = time.monotonic() + LIMIT_S
-            while not marks.first_step_s and time.monotonic() < deadline:
-                time.sleep(0.02)
-            mine = {
-                "last": marks.last_step_s + offset,
-                "durable": marks.durable_s + offset,
-                "first": marks.first_step_s + offset,
-                "spans": [
-                    [s.stage, s.kind.value, s.start_s, s.end_s, s.nbytes, s.label]
-                    for s in recorder.spans(-offset)
-                ],
-            }
-            rows = self._side.gather(mine)
-            if rows is None:
-                return
-            origin = max(row["last"] for row in rows)
-            spans = tuple(
-                replace(Span(a, Kind(k), b, c, n, t), start_s=b - origin, end_s=c - origin)
-                for row in rows
-                for a, k, b, c, n, t in row["spans"]
-            )
-            line = Timeline(
-                how,
-                1 + max(span.stage for span in spans),
-                spans,
-                last_step_s=0.0,
-                durable_s=max(row["durable"] for row in rows) - origin,
-                first_step_s=max(row["first"] for row in rows) - origin,
-                model=model,
-                gpus=self._ranks.world,
-            )
-            path = self._chain.next_timeline()
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_durably(path, line.to_json().encode() + b"\n")
-
-        self._beside.do(gather)
