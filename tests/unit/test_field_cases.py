@@ -115,6 +115,31 @@ CASES = {
         "tests/wrappers/test_session.py",
         "test_the_straggler_shows_before_the_collective",
     ),
+    "pause-lock-peers": (
+        "one rank stops, the others wait for it in a collective until they die",
+        "tests/wrappers/test_pause.py",
+        "test_the_naive_pause_kills_the_job",
+    ),
+    "pause-restore-fails": (
+        "what was paused cannot be brought back, and the job hangs",
+        "tests/unit/ft/pause/test_machines.py",
+        "test_a_failed_restore_sends_the_job_back",
+    ),
+    "pause-nvls": (
+        "device state is dumped although NVLS is on, and can never be restored",
+        "tests/unit/ft/pause/test_nccl_settings.py",
+        "test_nvls_forbids_dumping_device_state",
+    ),
+    "watchdog": (
+        "a pause longer than the collective time-out lets the watchdog kill the job",
+        "tests/wrappers/test_pause.py",
+        "test_a_pause_longer_than_the_collective_timeout",
+    ),
+    "pg-abort-kills": (
+        "aborting a process group ends the process before anything is cleaned up",
+        "tests/unit/ft/pause/test_nccl_settings.py",
+        "test_modes_that_end_the_process",
+    ),
     "nodes>min": (
         "more required nodes than the node count keep a job pending for ever",
         "tests/unit/control/test_reconcile.py",
@@ -178,9 +203,6 @@ CASES = {
 }
 
 LATER = {
-    "pause-lock-peers, pause-restore-fails, pause-nvls, watchdog, pg-abort-kills": (
-        "coordinated pause"
-    ),
     "preempt-het, hot-spare-extra, ckpt-aware-victim": "fail-slow detection and preemption",
 }
 
