@@ -8,7 +8,9 @@
  */
 #include "submit.h"
 
+#include <inttypes.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -17,6 +19,12 @@
 
 /* site/lua/slurm_ext.lua reads it. (Prolog and epilog would see it with SPANK_ in front.) */
 #define CONTROL_VARIABLE "SLURM_EXT_DIRECTIVE"
+/* wrappers/slurm_ft/variables.py: SLURM_JOB */
+#define JOB_VARIABLE "FT_SLURM_JOB"
+/* SLURM_BATCH_SCRIPT of <slurm/slurm.h> */
+#define BATCH_STEP 0xfffffffbu
+/* NO_VAL there */
+#define NO_TASK 0xfffffffeu
 #define REFUSE (-1)
 
 static struct ft_directive directive;
@@ -89,6 +97,9 @@ void ft_submit_finish(spank_t spank)
 
     if (is_step())
         return;
+    /* Of the job in which sbatch runs: Slurm sets it where the new one has been restarted, and
+     * leaves it where it has not (seen on 24.11). */
+    unsetenv("SLURM_RESTART_COUNT");
     if (!ft_directive_fill(&directive, getenv, time(NULL), message) ||
         !ft_directive_json(&directive, json, sizeof(json), message)) {
         slurm_error("%s", message);
@@ -108,8 +119,38 @@ void ft_submit_finish(spank_t spank)
             setenv(ft_options[i].job_env, directive.value[i], 1);
 }
 
+/*
+ * Which job this is, for ft-run: "ID [ARRAY_TASK]". A job that is submitted from inside a task of an
+ * array inherits SLURM_ARRAY_* of that task (seen on 24.11), and would requeue it instead of itself.
+ * The variables themselves stay: scripts may rely on them.
+ *
+ * Told to the batch script, which hands it on to its steps: in a step Slurm takes the array's ids
+ * from those very variables (seen on 24.11).
+ */
+static void tell_job(spank_t spank)
+{
+    uint32_t id, step, array, task;
+    char text[64];
+
+    if (spank_get_item(spank, S_JOB_ID, &id) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_STEPID, &step) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_ARRAY_ID, &array) != ESPANK_SUCCESS ||
+        spank_get_item(spank, S_JOB_ARRAY_TASK_ID, &task) != ESPANK_SUCCESS) {
+        slurm_debug("slurm-ext: Slurm does not tell the job's ids; ft-run goes by SLURM_*");
+        return;
+    }
+    if (step != BATCH_STEP)
+        return;
+    if (array == 0 || task == NO_TASK)
+        snprintf(text, sizeof(text), "%" PRIu32, id);
+    else
+        snprintf(text, sizeof(text), "%" PRIu32 " %" PRIu32 "_%" PRIu32, id, array, task);
+    spank_setenv(spank, JOB_VARIABLE, text, 1);
+}
+
 void ft_step_environment(spank_t spank)
 {
+    tell_job(spank);
     for (int i = 0; i < FT_OPTION_COUNT; i++) {
         /* "now+..." was resolved at submission; resolving it again here would move it. */
         if (!directive.given[i] || ft_options[i].grammar == FT_G_DEADLINE)

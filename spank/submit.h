@@ -16,7 +16,8 @@ int ft_register_options(spank_t spank, bool passive);
  * process where the submission must be refused. */
 void ft_submit_finish(spank_t spank);
 
-/* In a step: tell the task's environment what the command line said. Never fails. */
+/* In a step: tell the task's environment what the command line said, and which job it is of. Never
+ * fails. */
 void ft_step_environment(spank_t spank);
 
 /* Forget everything (the process may load the stack again). */

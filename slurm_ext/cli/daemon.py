@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_ext.cli.backend import open_backend
+from slurm_ext.control.asks import Munge
 from slurm_ext.control.config import Config, load_config
 from slurm_ext.control.cycle import Engine
 from slurm_ext.control.logs import setup_logging
 from slurm_ext.control.loop import Loop
 from slurm_ext.control.notify import Notifier
 from slurm_ext.control.tenure import Tenure
+from slurm_ft.pause.requests import vouch, vouched_by
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
             open_backend(config),
             observe_only=args.observe,
             prepare_spool=tenure.prepare,
+            munge=Munge(vouch, vouched_by),
         )
         return serve(engine, read, applied, args)
     finally:

@@ -75,6 +75,10 @@ class LenientBackend:
         """See ``Backend``."""
         return self._inner.identity()
 
+    def operators(self) -> frozenset[str]:
+        """See ``Backend``."""
+        return self._inner.operators()
+
     def _or(self, read: Callable[[], T], instead: T, what: str) -> T:
         try:
             return read()

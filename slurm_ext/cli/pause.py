@@ -15,13 +15,20 @@ import time
 from pathlib import Path
 
 from slurm_ext.control.config import load_config
-from slurm_ext.domain.errors import DataError, SlurmCommandError
+from slurm_ext.control.spool import read_cluster
+from slurm_ext.domain.errors import (
+    DataError,
+    ProtocolError,
+    SlurmCommandError,
+    SourceMissingError,
+)
+from slurm_ext.domain.pausing import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk, Rung
 from slurm_ext.domain.spans import span
 from slurm_ext.domain.walltime import parse_walltime
+from slurm_ext.slurm.cli_backend import CliBackend
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.pause import asking
-from slurm_ft.pause.protocol import End, Rung
-from slurm_ft.pause.requests import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk
+from slurm_ft.pause.protocol import End
 
 _JOB = re.compile(r"\d+(_\d+)?\Z")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
@@ -32,6 +39,9 @@ FIRST_ANSWER_S = 15.0
 _BEYOND_S = 300.0
 # A requeued job is COMPLETING for a while, in which Slurm takes no change.
 _PENDING_S = 90.0
+# One in which the request is just missed, one that may be skipped, and the one that sees it.
+_CYCLES = 3.0
+_AS_ROOT = "start it, or ask as root or as the daemon's user"
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,7 +50,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "pause",
         help="let a running job hold, and give back memory or GPUs meanwhile",
         description="Pause a running job that was started by ft-run: all its ranks stop between"
-        " two steps, or all go on. Users pause their own jobs; root and the daemon's user any.",
+        " two steps, or all go on. Users pause their own jobs, operators of Slurm anybody's.",
     )
     parser.add_argument("job", metavar="JOBID", help="a running job, or one task of an array")
     parser.add_argument(
@@ -81,22 +91,20 @@ def run(args: argparse.Namespace) -> int:
     """Ask, and tell how it went; 1 where the job is not paused."""
     job_id = check_job(args.job)
     runner = CommandRunner()
-    place = find_place(args, job_id, runner)
+    place, first_s = find_place(args, job_id, runner)
     rung = Rung(args.release)
     wait_s, hold_s = seconds("--timeout", args.timeout), seconds("--for", args.hold)
     verb = STATUS if args.status else PAUSE
     ask = asking.new_ask(job_id, verb, rung=rung, wait_s=wait_s, hold_s=hold_s)
     asking.send(place, ask, lambda: wake(job_id, runner))
     if args.status:
-        answer = asking.wait(
-            place, ask, lambda _: True, first_s=FIRST_ANSWER_S, limit_s=FIRST_ANSWER_S
-        )
+        answer = asking.wait(place, ask, lambda _: True, first_s=first_s, limit_s=first_s)
         return _tell_status(job_id, answer)
     answer = asking.wait(
         place,
         ask,
         lambda answer: bool(answer.end) or answer.stage == "held",
-        first_s=FIRST_ANSWER_S,
+        first_s=first_s,
         limit_s=wait_s + _BEYOND_S,
     )
     if answer is not None and answer.end == End.SAVED:
@@ -104,25 +112,51 @@ def run(args: argparse.Namespace) -> int:
     return _tell(job_id, ask, answer)
 
 
-def find_place(args: argparse.Namespace, job_id: str, runner: CommandRunner) -> asking.Place:
-    """One's own job, or the daemon's part of the spool; DataError for everybody else."""
+def find_place(
+    args: argparse.Namespace, job_id: str, runner: CommandRunner
+) -> tuple[asking.Place, float]:
+    """Where the request goes, and how long its first answer may take; DataError for others.
+
+    The owner writes to the job itself, root and the daemon's user to the daemon's part of the
+    spool, an operator to the own part, from which the daemon passes it on.
+    """
     own = asking.own_place(job_id, args.state_dir, Path.home())
     if own is not None:
-        return own
-    owner = owner_of(job_id, runner)
-    place = None
-    if owner != os.getuid():
-        place = asking.daemons_place(Path(load_config(args.config).spool), owner, os.getuid())
-    if place is None:
-        mine = owner == os.getuid()
+        return own, FIRST_ANSWER_S
+    owner, uid = owner_of(job_id, runner), os.getuid()
+    if owner == uid:
         raise DataError(
             f"job {job_id}",
-            "has no state directory of ft-run below your home"
-            if mine
-            else f"belongs to user {owner}: only that user, root and the daemon's may pause it",
-            "name it with --state-dir, if the job runs under ft-run" if mine else "ask one of them",
+            "has no state directory of ft-run below your home",
+            "name it with --state-dir, if the job runs under ft-run",
         )
-    return place
+    config = load_config(args.config)
+    spool = Path(config.spool)
+    place = asking.daemons_place(spool, owner, uid)
+    if place is not None:
+        return place, FIRST_ANSWER_S
+    if not CliBackend(runner).identity().operator:
+        raise DataError(
+            f"job {job_id}",
+            f"belongs to user {owner}: only that user and operators of Slurm may do that",
+            "ask one of them (AdminLevel in sacctmgr show user)",
+        )
+    return asking.operators_place(spool, owner, uid), FIRST_ANSWER_S + _passing_s(spool)
+
+
+def _passing_s(spool: Path) -> float:
+    """How long the daemon may take to pass a request on; DataError where none is at work."""
+    try:
+        whole = read_cluster(spool)
+    except (SourceMissingError, ProtocolError) as exc:
+        raise DataError(
+            "daemon", f"passes requests of operators on, and is not there: {exc}", _AS_ROOT
+        ) from exc
+    if time.time() - whole.made_s > whole.lease_s:
+        raise DataError(
+            "daemon", "passes requests of operators on, and has been silent for too long", _AS_ROOT
+        )
+    return _CYCLES * whole.cycle_s
 
 
 def owner_of(job_id: str, runner: CommandRunner) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurm_ext.cli.pause import FIRST_ANSWER_S, add_place, check_job, find_place, wake
+from slurm_ext.cli.pause import add_place, check_job, find_place, wake
+from slurm_ext.domain.pausing import RESUME
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.pause import asking
 from slurm_ft.pause.protocol import End
-from slurm_ft.pause.requests import RESUME
 
 # Taking memory back and waiting until every rank is there.
 _UP_S = 600.0
@@ -36,14 +36,14 @@ def run(args: argparse.Namespace) -> int:
         runner.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
         print(f"job {job_id}: may start")
         return 0
-    place = find_place(args, job_id, runner)
+    place, first_s = find_place(args, job_id, runner)
     ask = asking.new_ask(job_id, RESUME)
     asking.send(place, ask, lambda: wake(job_id, runner))
     answer = asking.wait(
         place,
         ask,
         lambda answer: bool(answer.end) or answer.stage == "none",
-        first_s=FIRST_ANSWER_S,
+        first_s=first_s,
         limit_s=_UP_S,
     )
     if answer is None:

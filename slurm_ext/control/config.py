@@ -44,6 +44,7 @@ class Act(StrEnum):
     RESIZE = "resize"
     LEASE = "lease"
     PIN = "pin"
+    MOVE = "move"
 
 
 def _key(
@@ -77,7 +78,9 @@ class PartitionConfig(BaseModel):
         frozenset,
         "What the daemon may do here: any of order (places in the queue), lease (move the earliest"
         " start of a resizable job), resize (GPU counts; needs lease), pin (node lists; needs"
-        " lease). Empty means observe only.",
+        " lease), move (a running job whose owner gave --ft-max-pause saves and is requeued where"
+        " that seats a waiting job that only fragments keep from starting; needs order). Empty"
+        " means observe only.",
     )
 
     @field_validator("act", mode="before")
@@ -90,6 +93,8 @@ class PartitionConfig(BaseModel):
         unsafe = sorted(self.act & {Act.RESIZE, Act.PIN})
         if unsafe and Act.LEASE not in self.act:
             raise ValueError(f"{unsafe[0]} is only safe under a lease: add lease to act")
+        if Act.MOVE in self.act and Act.ORDER not in self.act:
+            raise ValueError("move makes room for the job that is first in order: add order to act")
         return self
 
 
@@ -224,6 +229,23 @@ class Config(BaseModel):
         unit="s",
         ge=0,
         le=3600,
+        allow_inf_nan=False,
+    )
+    move_margin: float = _key(
+        0.5,
+        "Share by which the gain of moving a running job must exceed its cost (act: move). The gain"
+        " is the waiting time saved, the cost the measured save, start and time in the queue; both"
+        " are weighed as the objective weighs jobs, and in GPU-seconds.",
+        ge=0,
+        le=100,
+        allow_inf_nan=False,
+    )
+    move_cooldown_s: float = _key(
+        3600.0,
+        "How long a job is left alone after it was asked to move, or was requeued for any cause.",
+        unit="s",
+        ge=0,
+        le=30 * 86400,
         allow_inf_nan=False,
     )
     head: int = _key(

@@ -123,7 +123,8 @@ def example() -> str:
         lines += [f"# {line}" for line in textwrap.wrap(key.text + unit, 96)]
         lines += [f"#{key.name}: {key.default}", ""]
         if key.name == "partitions":
-            switches = ", ".join(act.value for act in Act)
+            # Moving touches running jobs: a decision of its own, not one for the first week.
+            switches = ", ".join(act.value for act in Act if act is not Act.MOVE)
             lines[-1:] = [
                 "# After a week of observing, switch acting on per partition:",
                 "#partitions:",

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_ext.control.act import Acted, Actor
+from slurm_ext.control.asks import Munge
 from slurm_ext.control.changes import decision_rows
 from slurm_ext.control.config import Config
 from slurm_ext.control.decide import Decided, decide, everything_allowed, policy_from
@@ -21,6 +22,7 @@ from slurm_ext.control.heartbeat import beat
 from slurm_ext.control.locks import FileLock, acting_lock
 from slurm_ext.control.memory import Memory
 from slurm_ext.control.metrics import Metrics
+from slurm_ext.control.mover import Mover
 from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import facts_from
 from slurm_ext.control.released import is_released
@@ -75,10 +77,12 @@ class Engine:
         metrics: Metrics | None = None,
         policy: Policy | None = None,
         prepare_spool: Callable[[Spool], None] = Spool.prepare,
+        munge: Munge | None = None,
     ) -> None:
         """Opens journal and spool. Raises DataError where not even a new journal can be made.
 
         ``prepare_spool`` makes the spool usable, whenever it is reached for the first time.
+        Without ``munge`` no job is asked for anything, and no operator's request passed on.
         """
         self.config = config
         self.metrics = metrics or Metrics()
@@ -91,6 +95,7 @@ class Engine:
         self._teller = Teller(config, self.metrics, prepare_spool)
         self._observer = Observer(backend, config, self._teller.spool, self.memory.directives())
         self._actor = Actor(backend, clock, self.metrics, self._stage)
+        self._mover = None if munge is None else Mover(munge, backend, self.metrics)
         self._previous: Plan | None = None
         self._previous_shown: Plan | None = None
         self._expected_s: dict[str, float] = {}
@@ -153,8 +158,16 @@ class Engine:
         if mode is Mode.ACTING or (memory.holds_anything and not self.observe_only):
             with self._stage("act"):
                 acted = self._act(seen, decided, rules)
+        notes: Mapping[str, tuple[str, ...]] = {}
+        if self._mover is not None and teller.spool is not None:
+            with self._stage("pause"):
+                notes = self._mover.run(
+                    seen, decided, memory.ledger, rules, teller.spool, self._store, self._cycle
+                )
         with self._stage("tell"):
-            teller.documents(seen, shown, memory.ledger, mode, rules, self._cycle, acted.refusals)
+            teller.documents(
+                seen, shown, memory.ledger, mode, rules, self._cycle, acted.refusals, notes
+            )
             teller.measure(seen, shown, memory.ledger)
             self._forget(seen)
         self._previous = decided.plan

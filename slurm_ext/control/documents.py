@@ -40,11 +40,12 @@ def build_documents(
     only_starting: bool = False,
     not_done: Mapping[str, tuple[str, ...]] = _NOTHING,
     told: Mapping[str, Told] = _NOBODY,
+    notes: Mapping[str, tuple[str, ...]] = _NOTHING,
 ) -> dict[int, PlanDocument]:
     """One document per pending job or array that is ours (and starts now), by number.
 
     ``not_done`` says by job what its plan wants and could not be carried out, ``told`` what the
-    job itself told.
+    job itself told, ``notes`` what else there is to tell about it.
     """
     chosen = [
         decision
@@ -97,7 +98,11 @@ def build_documents(
             foreign_ahead=len(priorities) - bisect.bisect_right(priorities, job.priority),
             candidates=facts.candidates,
             refused={str(gpus): why for gpus, why in decided.refused.get(job_id, {}).items()},
-            notes=(*seen.missing, *(f"not done: {why}" for why in not_done.get(job_id, ()))),
+            notes=(
+                *seen.missing,
+                *(f"not done: {why}" for why in not_done.get(job_id, ())),
+                *notes.get(job_id, ()),
+            ),
             solve=solves.get(decision.pool),
             ours=entry,
             attempt=job.restarts,

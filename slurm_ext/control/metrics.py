@@ -87,6 +87,9 @@ class Metrics:
         self.stale_rows = Gauge(
             "stale_table_rows", "Configurations of the table to be measured again", **here
         )
+        self.moves = Counter(
+            "moves", "Running jobs asked to make room for another, by outcome", ["outcome"], **here
+        )
         self.rebuilt = Counter("journal_rebuilds", "Journals that were begun anew", **here)
 
     def serve(self, listen: str) -> Any:

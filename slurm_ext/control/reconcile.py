@@ -39,7 +39,7 @@ from slurm_ext.control.limits import Size, Usage, let_go_of, present_size, size_
 from slurm_ext.control.offers import Offers
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.ranking import Factor, factors_for
-from slurm_ext.control.resume import ResumeGuard
+from slurm_ext.control.resume import ResumeGuard, revoking
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.shapes import Fields
 from slurm_ext.control.target import Planner, Target, has_size, submitted_target
@@ -179,6 +179,9 @@ class _Wave:
     def lift(self, case: Case, reason: str, **changes: Any) -> None:
         """Let the job start. The ledger forgets the lease when it is seen to be gone."""
         if not case.hold.liftable:
+            return
+        if why := revoking(case.job, self.now):
+            self.refuse(case, why)
             return
         if self.resumes is not None and (
             why := self.resumes.refusal(case.job, case.entry, case.hold, case.permit)

@@ -32,6 +32,8 @@ from slurm_ext.domain.spans import about, counted
 
 # Requeues kept per job: more than any sensible bound, few enough for a row of the ledger.
 MAX_REQUEUES = 32
+# From a requeue, which Slurm notes in whole seconds, to the first second that is surely later.
+REVOKED_S = 2.0
 # A cool-down does not double for ever.
 _MAX_DOUBLINGS = 20
 # A start that was let go "now" is stamped by slurmctld's clock.
@@ -99,6 +101,17 @@ def cooldown_of(entry: LedgerEntry, rules: ResumeRules, now: float) -> Cooldown 
         f"it cools down for {about(wait_s)} after {counted(times, 'requeue')} within"
         f" {about(rules.window_s)} (cause: {last.cause.value})",
     )
+
+
+def revoking(job: Job, now: float) -> str:
+    """Why a job that came back a moment ago must not start yet; empty where it may.
+
+    A node takes no credential of a job that was made in the second in which it ended the job's last
+    attempt, or before; Slurm fails such a job for good (seen on 24.11: "Job credential revoked").
+    """
+    if job.restarts and now < job.submit_s + REVOKED_S:
+        return "its last attempt ended a moment ago, and its nodes would refuse the next one"
+    return ""
 
 
 class ResumeGuard:

@@ -18,6 +18,7 @@ ORDER = "order"
 RESIZE = "resize"
 LEASE = "lease"
 PIN = "pin"
+MOVE = "move"
 
 # Slurm keeps a requeued job back for cred_expire + 1 s, 120 + 1 by default (seen on 24.11.5).
 REQUEUE_HOLD_S = 121.0
@@ -45,11 +46,23 @@ class ResumeRules:
 
 
 @dataclass(frozen=True, slots=True)
+class MoveRules:
+    """Bounds of moving a running job out of another one's way.
+
+    ``margin`` is the share by which the gain must exceed the cost, ``cooldown_s`` for how long a
+    job is left alone after it was asked or requeued.
+    """
+
+    margin: float = 0.5
+    cooldown_s: float = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
 class ActingRules:
     """Bounds of acting.
 
     ``acts`` maps a partition to what may be done there (``order``, ``lease``, ``resize``,
-    ``pin``); a partition that is not named is observed only.
+    ``pin``, ``move``); a partition that is not named is observed only.
     """
 
     cycle_s: float = 5.0
@@ -62,6 +75,7 @@ class ActingRules:
     max_writes_per_cycle: int = 500
     acts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     resume: ResumeRules = ResumeRules()
+    move: MoveRules = MoveRules()
 
     def may(self, partition: str, act: str) -> bool:
         """Whether ``act`` is switched on for the partition."""
@@ -96,4 +110,5 @@ def rules_from(config: Config) -> ActingRules:
             at_once=config.resume_at_once,
             settle_s=config.resume_settle_s,
         ),
+        move=MoveRules(config.move_margin, config.move_cooldown_s),
     )

@@ -244,7 +244,7 @@ class Spool:
                 mark = (found.st_ino, found.st_mtime_ns, found.st_size)
 
                 def read(name: str = name, place: str = place, limit: int = limit) -> str:
-                    return _read_untrusted(handle, name, uid, limit, place)
+                    return read_untrusted(handle, name, uid, limit, place)
 
                 yield match[1], match[2], place, mark, read
         finally:
@@ -263,7 +263,7 @@ def _same_job(found: str, wanted: str, place: str) -> None:
         raise ProtocolError(f"{place}: speaks of job {found}")
 
 
-def _read_untrusted(directory: int, name: str, uid: int, limit: int, place: str) -> str:
+def read_untrusted(directory: int, name: str, uid: int, limit: int, place: str) -> str:
     """Read a small file of ``uid``, or raise ProtocolError. Nothing it points to is followed."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

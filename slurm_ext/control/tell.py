@@ -125,15 +125,26 @@ class Teller:
         rules: ActingRules,
         cycle: int,
         not_done: Mapping[str, tuple[str, ...]] | None = None,
+        notes: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         """Write every document that tells something new, and the one of the whole.
 
-        ``not_done`` says by job what its plan wants and could not be carried out.
+        ``not_done`` says by job what its plan wants and could not be carried out, ``notes`` what
+        else there is to tell.
         """
         self._look_for_losses()
         told = told_of(seen, shown.ends)
         due = self._keeper.due(
-            build_documents(seen, shown, ledger, mode, rules, not_done=not_done or {}, told=told)
+            build_documents(
+                seen,
+                shown,
+                ledger,
+                mode,
+                rules,
+                not_done=not_done or {},
+                told=told,
+                notes=notes or {},
+            )
         )
         ours = [job for job in seen.snapshot.jobs if job.job_id in seen.directives]
         due += self._keeper.running(ours, told)

@@ -10,6 +10,10 @@ work since the last multiple of ``checkpoint_every_s`` of work; 0 loses nothing.
 The file is CSV with the columns ``kind,model,gpu_type,seconds``, or one with the columns
 ``model,gpu_type,context_switch_s``, which tells cold switches only. An empty model or GPU type
 means any; a row that names both wins over one that does not.
+
+Files of the throughput table, such as ``slurm-ext report switch --costs`` writes, are read as well:
+``switch`` is a pipeline switch there, ``naive_switch`` is left out (it is there to compare), and of
+several GPU counts the dearest counts, since a replay does not tell them apart.
 """
 
 from __future__ import annotations
@@ -40,6 +44,9 @@ _OVERHEAD = {
     "grace": "grace_s",
 }
 _COLD, _PIPELINE = "cold_start", "pipeline_switch"
+# Kinds of the throughput table that are called otherwise here, or have no place here.
+_TABLE = {"switch": _PIPELINE}
+_LEFT_OUT = {"naive_switch"}
 KINDS = (_COLD, _PIPELINE, *_PLAIN, *_OVERHEAD)
 _Keyed = Mapping[tuple[str, str], float]
 
@@ -108,6 +115,9 @@ def parse_costs(lines: Iterable[str], place: str) -> Costs:
     for row in reader:
         where = f"{place}, line {reader.line_num}"
         kind = _COLD if only_cold else (row["kind"] or "").strip()
+        if kind in _LEFT_OUT:
+            continue
+        kind = _TABLE.get(kind, kind)
         seconds = _seconds(row[needed[-1]], where)
         if kind in _PLAIN:
             plain[_PLAIN[kind]] = seconds
@@ -115,7 +125,8 @@ def parse_costs(lines: Iterable[str], place: str) -> Costs:
             overhead[_OVERHEAD[kind]] = seconds
         elif kind in keyed:
             key = (row["model"] or "").strip(), (row["gpu_type"] or "").strip().upper()
-            keyed[kind][key] = seconds
+            before = keyed[kind].get(key, 0.0) if "gpus" in columns else 0.0
+            keyed[kind][key] = max(seconds, before)
         else:
             raise DataError(where, f"unknown kind {kind!r}", f"use one of {', '.join(KINDS)}")
     return Costs(

@@ -74,3 +74,9 @@ class Backend(Protocol):
 
     def identity(self) -> Identity:
         """Who we are to Slurm."""
+
+    def operators(self) -> frozenset[str]:
+        """Names of the users whose AdminLevel lets them control everybody's jobs.
+
+        Root is not among them. Empty where the site keeps no accounting.
+        """

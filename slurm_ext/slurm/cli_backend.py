@@ -176,6 +176,17 @@ class CliBackend:
         )
         return Identity(user, uid, level)
 
+    def operators(self) -> frozenset[str]:
+        """See ``Backend``."""
+        if not self.slurm_config().get("AccountingStorageType").endswith("slurmdbd"):
+            return frozenset()
+        rows = self.runner.run(_sacctmgr("user", ("User", "AdminLevel"))).stdout.splitlines()
+        return frozenset(
+            name
+            for name, _, level in (row.partition("|") for row in rows)
+            if Identity(name, -1, level.partition("|")[0]).operator
+        )
+
     # Writing ---------------------------------------------------------------------------------
 
     def apply(self, actions: Sequence[Action]) -> list[ActionResult]:

@@ -46,6 +46,18 @@ static void append(char *list, size_t size, const char *name, const char *value)
     snprintf(list + used, size - used, "%s=%s\n", name, value);
 }
 
+spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...)
+{
+    (void)spank;
+    if (host.refuse_item)
+        return ESPANK_ERROR;
+    va_list arguments;
+    va_start(arguments, item);
+    *va_arg(arguments, uint32_t *) = host.job[item];
+    va_end(arguments);
+    return ESPANK_SUCCESS;
+}
+
 spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite)
 {
     (void)spank;

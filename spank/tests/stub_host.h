@@ -3,6 +3,7 @@
 #define STUB_HOST_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 #include <slurm/spank.h>
 
@@ -15,6 +16,8 @@ struct host {
     char errors[8192];
     char control[4096]; /* NAME=VALUE\n ... */
     char task_env[4096];
+    uint32_t job[4]; /* by spank_item_t */
+    bool refuse_item;
     bool refuse_register;
     bool refuse_control;
 };

@@ -197,6 +197,58 @@ static void a_step_sees_the_values(void)
     CHECK(strcmp(host.task_env, "FT_GPUS=2,4\n") == 0);
 }
 
+static void of_job(uint32_t id, uint32_t step, uint32_t array, uint32_t task)
+{
+    start(S_CTX_REMOTE);
+    host.job[S_JOB_ID] = id;
+    host.job[S_JOB_STEPID] = step;
+    host.job[S_JOB_ARRAY_ID] = array;
+    host.job[S_JOB_ARRAY_TASK_ID] = task;
+}
+
+static void a_task_sees_which_job_it_is_of(void)
+{
+    const uint32_t batch = 0xfffffffb, none = 0xfffffffe;
+
+    of_job(1235, batch, 0, none);
+    CHECK(slurm_spank_user_init(NULL, 0, NULL) == 0);
+    CHECK(strcmp(host.task_env, "FT_SLURM_JOB=1235\n") == 0);
+
+    of_job(1235, batch, 1234, none);
+    CHECK(slurm_spank_user_init(NULL, 0, NULL) == 0);
+    CHECK(strcmp(host.task_env, "FT_SLURM_JOB=1235\n") == 0);
+
+    of_job(1235, batch, 1234, 7);
+    CHECK(slurm_spank_user_init(NULL, 0, NULL) == 0);
+    CHECK(strcmp(host.task_env, "FT_SLURM_JOB=1235 1234_7\n") == 0);
+
+    /* A step hands on what the batch script got: Slurm knows less here. */
+    of_job(1235, 0, 1229, 3);
+    CHECK(slurm_spank_user_init(NULL, 0, NULL) == 0);
+    CHECK(host.task_env[0] == '\0');
+
+    start(S_CTX_REMOTE);
+    host.refuse_item = true;
+    CHECK(slurm_spank_user_init(NULL, 0, NULL) == 0);
+    CHECK(host.task_env[0] == '\0' && host.errors[0] == '\0');
+}
+
+static void a_new_job_has_not_been_restarted(void)
+{
+    start(S_CTX_ALLOCATOR);
+    setenv("SLURM_RESTART_COUNT", "3", 1);
+    setenv("SLURM_JOB_ID", "1230", 1);
+    CHECK(slurm_spank_init_post_opt(NULL, 0, NULL) == 0);
+    CHECK(getenv("SLURM_RESTART_COUNT") == NULL);
+
+    start(S_CTX_LOCAL); /* srun inside a job: a step of that very job */
+    setenv("SLURM_RESTART_COUNT", "3", 1);
+    setenv("SLURM_JOB_ID", "1230", 1);
+    CHECK(slurm_spank_init_post_opt(NULL, 0, NULL) == 0);
+    CHECK(strcmp(getenv("SLURM_RESTART_COUNT"), "3") == 0);
+    unsetenv("SLURM_RESTART_COUNT");
+}
+
 static void passive_accepts_and_ignores(void)
 {
     start(S_CTX_ALLOCATOR);
@@ -266,6 +318,8 @@ int main(void)
     a_step_is_no_submission();
     nothing_fails_on_a_compute_node();
     a_step_sees_the_values();
+    a_task_sees_which_job_it_is_of();
+    a_new_job_has_not_been_restarted();
     passive_accepts_and_ignores();
     unknown_argument_is_named();
     failure_to_hand_over_is_told();

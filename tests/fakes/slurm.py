@@ -109,6 +109,7 @@ class FakeSlurm:
         self.queue: dict[int, FakeJob] = {}
         self.finished: list[FakeJob] = []
         self.administrator = False
+        self.site_operators: frozenset[str] = frozenset()
         self.calls: dict[str, int] = {}
         self.writes: list[Action] = []
         self.late_size_writes: list[tuple[str, str, str]] = []
@@ -332,6 +333,10 @@ class FakeSlurm:
         self._called("identity")
         return Identity("slurm-ext", 900, "Administrator" if self.administrator else "Operator")
 
+    def operators(self) -> frozenset[str]:
+        self._called("operators")
+        return self.site_operators
+
     # Inside ----------------------------------------------------------------------------------
 
     def _called(self, call: str) -> Fault | None:
@@ -487,6 +492,9 @@ class FakeSlurm:
             node.gpus_alloc += gpus
             node.cpus_alloc += cpus
             node.jobs.add(job.raw_id)
+        if job.restarts and int(self.now) <= int(job.submit_s):
+            # In the second in which its nodes revoked the credentials of the attempt before.
+            self._end(job, JobState.FAILED)
         self.plan_end(job)
 
     def _free(self, job: FakeJob) -> None:

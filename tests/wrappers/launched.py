@@ -19,7 +19,7 @@ FT_RUN = (sys.executable, "-m", "slurm_ft.launch.main")
 LIMIT_S = 30.0
 
 RECORD = (
-    "JobId={raw} JobName=job.sh UserId=alice(2001) GroupId=research(2000) MCS_label=N/A"
+    "JobId={raw} {array}JobName=job.sh UserId=alice(2001) GroupId=research(2000) MCS_label=N/A"
     " Priority=11100 Nice=0 Account=vision QOS=normal JobState={state} Reason={reason}"
     " Dependency=(null) Requeue={requeue} Restarts={restarts} BatchFlag={batch} Reboot=0"
     " ExitCode=0:0 RunTime=00:00:02 TimeLimit=UNLIMITED TimeMin=N/A"
@@ -95,6 +95,12 @@ class Slurm:
         }
         self.record()
 
+    def array(self) -> str:
+        """What the record says of the array that the environment names."""
+        job = self.variables.get("SLURM_ARRAY_JOB_ID")
+        task = self.variables.get("SLURM_ARRAY_TASK_ID")
+        return f"ArrayJobId={job} ArrayTaskId={task} " if job else ""
+
     def record(self, **fields: str) -> None:
         """What scontrol shows from now on."""
         values = {
@@ -106,6 +112,7 @@ class Slurm:
             "batch": "1",
             "end": "Unknown",
             "preempt": "",
+            "array": self.array(),
             "partition": "preempt",
             **fields,
         }

@@ -103,7 +103,7 @@ def run_slow(
 
 
 def test_tasks_of_one_step_wait_for_all_of_their_own_layers(tmp_path: Path) -> None:
-    """The next task is ready before the present one has come; the last layers come late."""
+    """Each is its own first and last step, and its last layers come late."""
     text = f"common: {{{SAME}}}\ntasks:\n" + "".join(
         f"  - {{name: t{i}, seed: {i}, steps: {1 if i else 2}, output: OUT/t{i}}}\n"
         for i in range(4)
@@ -310,17 +310,42 @@ def test_no_checkpoints_is_refused_before_anything_is_trained(tmp_path: Path) ->
     assert not (tmp_path / "ckpt").exists()
 
 
+def saving_rank(rank: int, argv: list[str]) -> list[bool]:
+    """Wants a checkpoint in time for each task's last step; whether it was under way then."""
+    seen: list[bool] = []
+    all_tasks = relay.Relay._all_tasks
+
+    def wrapped(self: relay.Relay) -> None:
+        take = self._ft.step
+
+        def step(number: int, **more: Any) -> None:
+            assert self._present.trainer is not None
+            left = self._present.trainer.task.steps - number
+            if left == 1:
+                self._ft.want(Kind.SAVE)
+            take(number, **more)
+            if not left:
+                seen.append(self._ft._saving.under_way)
+
+        self._ft.step = step  # type: ignore[assignment]
+        all_tasks(self)
+
+    relay.Relay._all_tasks = wrapped  # type: ignore[method-assign]
+    trainer_rank(rank, argv)
+    return seen
+
+
 def test_a_save_under_way_at_the_last_step_is_the_last_one(tmp_path: Path) -> None:
-    """Checkpoints at nearly every step: what is under way at a task's end is not made twice."""
+    """What is under way at a task's end is finished, and not made again."""
     path = write_chain(tmp_path, two(5))
-    env = {**environment(tmp_path), "FT_CHECKPOINT_INTERVAL": "0.001-0.002"}
     argv = ["--chain", str(path), "--emulate-step-s=0.05", "--threads=1", *PIPELINE]
-    outcomes = run_ranks(2, trainer_rank, argv, distributed=False, env=env, limit_s=60.0)
-    assert codes(outcomes) == [0, 0], outcomes
+    env = environment(tmp_path)
+    outcomes = run_ranks(2, saving_rank, argv, distributed=False, env=env, limit_s=60.0)
+    assert [outcome.value for outcome in outcomes] == [[True, True]] * 2, outcomes
     for task in read_chain(path):
         assert saved(tmp_path / "ckpt" / task.name, task)
-        steps = [p.name for p in sorted((tmp_path / "ckpt" / task.name).glob("step-*"))]
-        assert steps[-1] == f"step-{task.steps:012d}"
+        names = [p.name for p in sorted((tmp_path / "ckpt" / task.name).glob("step-*"))]
+        assert names == [f"step-{task.steps:012d}"]
 
 
 # --- parts ----------------------------------------------------------------------------------------

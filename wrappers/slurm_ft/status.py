@@ -4,13 +4,19 @@ Its presence says that the program has a session, so that a signal is left to it
 how far the rank came and why it left. One file per rank and attempt, replaced atomically: a
 reader sees the old one or the new one. Read leniently, because it is read when things have gone
 wrong: what cannot be used is as good as no file, and is logged.
+
+Where the directory takes no more (a home directory at its quota), the node's own temporary
+directory holds the file: rank and ``ft-run`` share the node, and a job that saved its checkpoint
+elsewhere would be lost for a few bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +27,14 @@ from slurm_ext.domain.errors import ProtocolError
 STATUS_VERSION = 1
 MAX_STATUS_BYTES = 16384
 _MAX_TEXT = 1000
+# Full, at its quota, read-only, or a file server that has lost it.
+_TAKES_NOTHING = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV}
+)
+# Not TMPDIR, which a script may change between ft-run and the program.
+_ON_NODE = Path("/tmp")
+# With what `replace_text` puts around it, a file's name ends at 255 bytes.
+_LONGEST_NAME = 200
 
 # Why a rank left (`Status.leaving`). A rank that ended by itself, well or badly, has none.
 SIGNALLED = "signalled"  # a signal of FT_SIGNALS, on this rank or another one
@@ -70,12 +84,66 @@ class Status:
 
 
 def write(path: Path, status: Status) -> None:
-    """Replace the file. Raises OSError where that is not possible."""
-    replace_text(path, status.to_json() + "\n")
+    """Replace the file, or the one in its stead. Raises OSError where neither can be had."""
+    text = status.to_json() + "\n"
+    try:
+        replace_text(path, text)
+    except OSError as exc:
+        if exc.errno not in _TAKES_NOTHING:
+            raise
+        other = stead(path)
+        try:
+            other.parent.mkdir(0o700, exist_ok=True)
+            if not _is_own(other.parent):
+                raise exc
+            replace_text(other, text)
+        except OSError:
+            raise exc from None
+
+
+def stead(path: Path) -> Path:
+    """Where a status is kept on this node while its own place takes nothing."""
+    name = os.fsencode(path.absolute()).strip(b"/").replace(b"%", b"%%").replace(b"/", b"%")
+    return _ON_NODE / f"slurm-ext-{os.getuid()}" / os.fsdecode(name[-_LONGEST_NAME:])
+
+
+def exists(path: Path) -> bool:
+    """Whether a session has written a status."""
+    other = stead(path)
+    return path.exists() or (_is_own(other.parent) and other.exists())
+
+
+def forget_stead(path: Path) -> None:
+    """Remove what was kept on this node."""
+    other = stead(path)
+    if _is_own(other.parent):
+        with contextlib.suppress(OSError):
+            other.unlink()
 
 
 def read(path: Path) -> Status | None:
     """The status, or ``None`` where there is none or it cannot be used (which is logged)."""
+    found = _read_one(path)
+    other = stead(path)
+    if not _is_own(other.parent):
+        return found
+    late = _read_one(other)
+    if found is None or (late is not None and late.at_s > found.at_s):
+        return late
+    return found
+
+
+def _is_own(directory: Path) -> bool:
+    """Whether nobody else can have made it or what lies in it."""
+    try:
+        info = directory.lstat()
+    except OSError:
+        return False
+    private = stat.S_ISDIR(info.st_mode) and not info.st_mode & 0o077
+    return private and info.st_uid == os.getuid()
+
+
+def _read_one(path: Path) -> Status | None:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_STATUS_BYTES + 1)

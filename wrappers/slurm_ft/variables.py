@@ -9,6 +9,10 @@ from __future__ import annotations
 
 # Slurm's own id of the job; a task of an array as 123_4.
 JOB = "FT_JOB_ID"
+# Which job this is, as "RAW_ID [ARRAY_TASK]", by the SPANK plugin or by an ft-run further up.
+# SLURM_ARRAY_* cannot be relied on: sbatch inside a task hands those of the task to the new job
+# (seen on 24.11).
+SLURM_JOB = "FT_SLURM_JOB"
 # Slurm's restart count: 0 in the first attempt.
 ATTEMPT = "FT_ATTEMPT"
 # Directory of this job's small files, the same in every attempt, mode 0700.

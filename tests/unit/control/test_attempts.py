@@ -198,7 +198,7 @@ def test_somebody_elses_record_about_a_job_counts_nothing(site):
 def test_a_requeued_job_is_noted_with_its_cause_counted_and_let_go_at_once(site):
     job = running(site)
     site.came_back(job, Cause.PREEMPTED)
-    site.cycles()
+    site.cycles(2)
     assert site.slurm.find(job).state is JobState.RUNNING  # not after 121 s
     entry = site.engine.memory.ledger[job]
     assert [r.cause for r in entry.requeues] == [Cause.PREEMPTED]
@@ -254,7 +254,7 @@ def test_the_requeue_delay_of_the_site_is_lifted(tmp_path):
     job = running(site)
     site.slurm.requeue(job)
     site.slurm.find(job).begin_s = site.now + 301
-    site.cycles()
+    site.cycles(2)
     assert site.slurm.find(job).state is JobState.RUNNING
 
 

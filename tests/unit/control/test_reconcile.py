@@ -278,6 +278,10 @@ def test_slurms_requeue_delay_is_lifted_for_a_start(world: World):
     world.slurm.advance()
     world.slurm.requeue(job)
     assert world.fake(job).begin_s > world.slurm.now + 100
+    # In the same second its nodes would refuse it.
+    assert world.act(decision(job, START, gpus=4)) == []
+    assert "a moment ago" in world.refusals[0].reason
+    world.slurm.advance(2)
     world.act(decision(job, START, gpus=4))
     world.slurm.advance()
     assert world.fake(job).state is JobState.RUNNING

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from slurm_ext.control.lease import Hold
 from slurm_ext.control.requeues import RequeueWatch
-from slurm_ext.control.resume import MAX_REQUEUES, ORDERLY, ResumeGuard, cooldown_of, noted
+from slurm_ext.control.resume import (
+    MAX_REQUEUES,
+    ORDERLY,
+    REVOKED_S,
+    ResumeGuard,
+    cooldown_of,
+    noted,
+    revoking,
+)
 from slurm_ext.control.rules import ResumeRules
 from slurm_ext.domain.action import ActionKind
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
@@ -187,6 +195,16 @@ def test_a_lease_that_may_not_be_renewed_is_lifted_in_any_case():
     assert guard().refusal(job(), cooling, Hold.REQUEUE, Permit(lease=False)) != ""
 
 
+@pytest.mark.parametrize(
+    ("restarts", "after_s", "waits"),
+    [(1, 0.0, True), (1, 1.9, True), (1, 2.0, False), (0, 0.0, False)],
+)
+def test_a_job_that_came_back_a_moment_ago_is_not_let_go(restarts, after_s, waits):
+    """Its nodes would take its new credential for the one that they have just revoked."""
+    found = job(restarts=restarts, submit_s=NOW)
+    assert bool(revoking(found, NOW + after_s)) is waits
+
+
 # -- acting --------------------------------------------------------------------------------------
 
 
@@ -196,12 +214,14 @@ def world() -> World:
 
 
 def requeued(world: World, **fields: object) -> str:
-    """A job that ran in its submitted size and came back this moment."""
+    """A job that ran in its submitted size and came back a moment ago."""
     mine = world.submit(4, **fields)
     world.act(decision(mine, START, gpus=4))
     world.slurm.advance()
     assert world.fake(mine).state is JobState.RUNNING
     world.slurm.requeue(mine)
+    # So long after it that its nodes take a new credential.
+    world.slurm.advance(REVOKED_S)
     return mine
 
 
@@ -210,7 +230,7 @@ def requeued(world: World, **fields: object) -> str:
 def test_eligible_121s_the_delay_is_lifted_whatever_lets_the_job_go(world, verdict, resizable):
     """Field case eligible-121s, for every verdict that leaves the job to start."""
     mine = requeued(world, resizable=resizable)
-    assert world.fake(mine).begin_s == world.slurm.now + 121
+    assert world.fake(mine).begin_s == world.fake(mine).submit_s + 121
     gpus = 4 if verdict is START else None
     assert ActionKind.LIFT in kinds(world.act(decision(mine, verdict, gpus=gpus)))
     world.slurm.advance()
@@ -315,5 +335,6 @@ def test_a_size_that_is_wanted_again_belongs_to_the_new_attempt(world):
     world.slurm.advance()
     world.ledger[mine] = replace(world.ledger[mine], unstarted=(2,))
     world.slurm.requeue(mine)
+    world.slurm.advance(REVOKED_S)
     assert kinds(world.act(decision(mine, START, gpus=8))) == [ActionKind.LIFT]
     assert (world.ledger[mine].attempt, world.ledger[mine].unstarted) == (1, ())

@@ -122,7 +122,7 @@ def test_progress_and_requests_come_in_and_unchanged_files_are_not_read_again(
     def opened(*_):
         raise AssertionError("an unchanged file was read again")
 
-    monkeypatch.setattr(module, "_read_untrusted", opened)
+    monkeypatch.setattr(module, "read_untrusted", opened)
     assert spool.read_inbox([UID]) == inbox
     monkeypatch.undo()
     (mine / "progress-7.json").unlink()

@@ -108,6 +108,22 @@ def test_every_kind_of_cost_lands_in_its_place() -> None:
     assert costs.without_switch().warm_s("vit") is None
 
 
+def test_rows_of_the_throughput_table_are_costs_too() -> None:
+    """What a report on switches writes: of several GPU counts the dearest, and no naive one."""
+    lines = [
+        "kind,model,gpu_type,gpus,seconds,source",
+        "switch,vit,V100,2,0.5,report",
+        "switch,vit,V100,8,0.75,report",
+        "switch,vit,V100,4,0.25,report",
+        "naive_switch,vit,V100,8,9,report",
+        "cold_start,vit,V100,8,20,report",
+    ]
+    costs = parse_costs(lines, "x")
+    assert costs.warm_s("vit", "V100") == 0.75
+    assert costs.cold_s("vit", "V100") == 20
+    assert costs.without_switch().warm_s("vit", "V100") is None
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [

@@ -8,9 +8,12 @@ the other, and take that one's ranks for its own.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from slurm_ft import variables
+from slurm_ft.launch.identity import same_job
 from slurm_ft.launch.limited import LateError, within
 from slurm_ft.launch.marks import Marks
 
@@ -34,6 +37,7 @@ _DIRECTIVE = (
 )
 _ALWAYS_OURS = (
     variables.JOB,
+    variables.SLURM_JOB,
     variables.ATTEMPT,
     variables.STATUS,
     variables.NODES,
@@ -41,6 +45,10 @@ _ALWAYS_OURS = (
     variables.CHOSEN,
     *_DIRECTIVE,
 )
+
+
+# Of one job alone, also where they were given on the command line of its ft-run.
+_OF_ONE_JOB = (variables.CHECKPOINT_DIR, variables.STATE_DIR, variables.CHAIN)
 
 
 class Paths:
@@ -59,8 +67,10 @@ class Paths:
 def without_chosen(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without what an ft-run further up has chosen."""
     own = dict(environment)
+    kept = _OF_ONE_JOB if same_job(environment) else ()
     for name in own.pop(variables.CHOSEN, "").split(","):
-        own.pop(name, None)
+        if name not in kept:
+            own.pop(name, None)
     return own
 
 
@@ -76,7 +86,10 @@ def choose_paths(identity: Identity, options: Options) -> Paths:
     paths.state_dir = options["state-dir"] or os.path.join(
         os.path.expanduser("~"), ".slurm-ext", "state", f"{identity.cluster}-{identity.job_id}"
     )
-    paths.status = Marks(paths.state_dir, identity.attempt, identity.step_id).status(identity.rank)
+    marks = Marks(
+        paths.state_dir, identity.job_id or "local", identity.attempt, identity.step_id
+    )
+    paths.status = marks.status(identity.rank)
     return paths
 
 
@@ -116,6 +129,10 @@ def _usable(spool: str, own: str) -> bool:
         return False
     # Another job of this user may be as fast.
     os.makedirs(own, 0o755, exist_ok=True)
+    info = os.lstat(own)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        # Who made it could exchange what lies in it, or send it elsewhere.
+        raise PermissionError(errno.EPERM, f"it is no directory of user {os.getuid()}")
     return os.access(own, os.W_OK)
 
 
@@ -131,6 +148,7 @@ def compose(
     """The program's environment."""
     ours = {
         variables.JOB: identity.job_id,
+        variables.SLURM_JOB: identity.said,
         variables.ATTEMPT: str(identity.attempt),
         variables.STATE_DIR: paths.state_dir,
         variables.STATUS: paths.status,
@@ -173,8 +191,12 @@ def compose(
         if theirs and not (name in spoken and spoken[name] in options.given):
             continue
         result[name] = value
+        # What was said on a command line is the user's word and goes where the environment goes,
+        # but for what is this job's own. FT_SLURM_JOB says itself which job it is about.
         if name in spoken and spoken[name] in options.given:
-            continue
-        chosen.append(name)
+            if name not in _OF_ONE_JOB or environment.get(name) == value:
+                continue
+        if name != variables.SLURM_JOB:
+            chosen.append(name)
     result[variables.CHOSEN] = ",".join(sorted({*chosen, variables.CHOSEN}))
     return result

@@ -10,6 +10,7 @@ import signal
 import time
 
 from slurm_ft.exits import ASKS_FOR_REQUEUE
+from slurm_ft.launch.waiting import wait_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ def conclude(ending: Ending, rank: int, marks: Marks, limit_s: float = DECISION_
         marks.end(rank, ending.code)
     if not left or not marks.hook:
         return ending.code
-    while signal.sigtimedwait({signal.SIGTERM}, 0) is not None:
+    while wait_signal({signal.SIGTERM}, 0) is not None:
         pass  # of before the program's end
     end = time.monotonic() + limit_s
     while not marks.decided() and time.monotonic() < end:
         # TERM after the program has ended is Slurm taking the job apart.
-        if signal.sigtimedwait({signal.SIGTERM}, POLL_S) is not None:
+        if wait_signal({signal.SIGTERM}, POLL_S) is not None:
             break
     return ending.code

@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 
 from slurm_ext.domain.nodelist import first_name
+from slurm_ft import variables
+from slurm_ft.launch.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class Identity:
         env = environment
         self.slurm_id = number(env, "SLURM_JOB_ID", 0)
         self.job_id = job_name(env)
-        self.base_id = number(env, "SLURM_ARRAY_JOB_ID", 0) or self.slurm_id
+        self.base_id = int(self.job_id.partition("_")[0] or 0)
         self.attempt = number(env, "SLURM_RESTART_COUNT", 0)
         self.cluster = env.get("SLURM_CLUSTER_NAME", "") or "cluster"
         self.submit_dir = env.get("SLURM_SUBMIT_DIR", "")
@@ -81,6 +83,14 @@ class Identity:
         """Whether this rank's ft-run keeps the ledger and decides about the requeue."""
         return self.rank == 0
 
+    @property
+    def said(self) -> str:
+        """What FT_SLURM_JOB says below this ft-run; empty outside Slurm."""
+        words = [str(self.slurm_id)]
+        if "_" in self.job_id:
+            words.append(self.job_id)
+        return " ".join(words) if self.slurm_id else ""
+
     def head(self) -> str:
         """Node of rank 0: the first of the step."""
         return first_name(self.nodelist) if self.nodelist else "127.0.0.1"
@@ -99,11 +109,32 @@ def job_name(environment: Mapping[str, str]) -> str:
     is the array's own, would requeue the whole array.
     """
     raw = number(environment, "SLURM_JOB_ID", 0)
+    said = _said_of(environment)
+    if said is not None:
+        return said or str(raw)
     array = number(environment, "SLURM_ARRAY_JOB_ID", 0)
     task = environment.get("SLURM_ARRAY_TASK_ID", "")
     if raw and array and task.isascii() and task.isdigit():
-        return f"{array}_{int(task)}"
+        name = f"{array}_{int(task)}"
+        # What is known of another job says that its variables have been inherited.
+        if name not in environment.get(variables.SLURM_JOB, "").split():
+            return name
     return str(raw) if raw else ""
+
+
+def same_job(environment: Mapping[str, str]) -> bool:
+    """Whether the ft-run further up, if there is one, runs in this very job."""
+    return environment.get(variables.JOB, "") == job_name(environment)
+
+
+def _said_of(env: Mapping[str, str]) -> str | None:
+    """Array task of this job, empty for none, ``None`` where FT_SLURM_JOB is not about it."""
+    words = env.get(variables.SLURM_JOB, "").split()
+    if not words or words[0] != env.get("SLURM_JOB_ID", ""):
+        return None
+    base, _, task = words[1].partition("_") if len(words) == 2 else ("", "", "")
+    known = all(word.isascii() and word.isdigit() for word in (base, task))
+    return words[1] if known else ""
 
 
 def starts_ranks(command: Sequence[str]) -> bool:
@@ -126,7 +157,13 @@ def _place(env: Mapping[str, str], tasks: int) -> tuple[int, int, int]:
     for rank, size, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), *_MPI):
         count = number(env, size, 0)
         if count and rank in env:
-            at = number(env, rank, 0)
+            at = number(env, rank, -1)
+            if not 0 <= at < count:
+                # Taken for rank 0, it would decide about the requeue beside the real one.
+                raise UsageError(
+                    f"{rank}={env[rank]} is no rank of {size}={count}; write 0 to {count - 1}, or"
+                    " unset both"
+                )
             return at, count, number(env, local, 0 if local in env else at)
     if tasks:
         return number(env, "SLURM_PROCID", 0), tasks, number(env, "SLURM_LOCALID", 0)

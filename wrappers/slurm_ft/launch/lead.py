@@ -27,6 +27,7 @@ from slurm_ft.launch.marks import Marks
 from slurm_ft.launch.options import Options
 from slurm_ft.launch.signals import slurm_setting
 from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
+from slurm_ft.launch.waiting import wait_signal
 from slurm_ft.requeue import act, attempts
 from slurm_ft.requeue.causes import Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
@@ -68,6 +69,9 @@ class Lead:
         self._ledger = Attempts(identity.job_id, ())
         self._started_s = time.time()
         self._looks = 0
+        # What Slurm knows the job by, and whether Slurm's own record has shown that it is ours.
+        self._slurm_name = identity.job_id
+        self._certain = "_" not in identity.job_id
 
     # -- at the start ------------------------------------------------------------------------------
 
@@ -132,6 +136,8 @@ class Lead:
         ]
         if self._paths.spool:
             argv.append(f"--spool={self._paths.spool}")
+        if why := self._stays():
+            argv.append(f"--stays={why}")
         if timeout := self._environment.get(variables.COLLECTIVE_TIMEOUT_S):
             argv.append(f"--collective-timeout={timeout}")
         if move := self._environment.get(variables.PAUSE_MOVE_S):
@@ -140,6 +146,16 @@ class Lead:
             supervisor.command(argv, lambda code, text: None, os.environ, capture=False)
         except CommandError as exc:
             self._tell(f"this attempt cannot be paused: {exc}")
+
+    def _stays(self) -> str:
+        """Why a job that leaves for another one would not be requeued; empty where it would."""
+        if self._options["requeue"] == "never":
+            return "--requeue=never"
+        allowed = self._limits.get(Cause.DAEMON)
+        used = sum(1 for a in self._ledger.attempts if a.cause is Cause.DAEMON and a.requeued)
+        if allowed is not None and used >= allowed:
+            return f"--max-requeues=daemon={allowed} is used up"
+        return ""
 
     def _nodes(self) -> tuple[str, ...]:
         try:
@@ -207,7 +223,7 @@ class Lead:
                 self._learn(supervisor, text, heard_at)
 
         try:
-            argv = act.show_job(self._identity.job_id)
+            argv = act.show_job(self._slurm_name)
             supervisor.command(argv, then, act.environment(os.environ))
         except CommandError as exc:
             self._tell(f"Slurm cannot be asked: {exc}")
@@ -259,6 +275,8 @@ class Lead:
         self._keep(evidence, cause, answer, ending)
         if answer.by is By.FT_RUN:
             answer = self._send_back(evidence, cause, answer, ending, until)
+        if self._paths.status:
+            status.forget_stead(Path(self._paths.status))
         self._say(cause, answer)
         self._marks.decide(answer.requeued)
         if answer.by is By.FT_RUN:
@@ -275,11 +293,36 @@ class Lead:
         return record is not None and record.preempted
 
     def _record(self, until: float) -> JobRecord | None:
+        raw = self._identity.slurm_id
         try:
-            return act.read_record(self._identity.job_id, self._identity.slurm_id, until)
+            try:
+                record = act.read_record(self._slurm_name, raw, until)
+            except SlurmExtError:
+                if self._certain:
+                    raise
+                record = act.read_record(str(raw), raw, until)
         except SlurmExtError as exc:
             self._tell(f"Slurm's record of the job is missing: {exc}")
             return None
+        if not self._certain:
+            self._be_certain(record)
+        return record
+
+    def _be_certain(self, record: JobRecord) -> None:
+        """Whether this is the task of an array that its environment says.
+
+        A job that was submitted from inside such a task inherits SLURM_ARRAY_* and would send that
+        one back to the queue instead of itself.
+        """
+        self._certain = True
+        self._slurm_name = record.array_task or str(record.job_id)
+        if self._slurm_name != self._identity.job_id:
+            self._tell(
+                f"SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID name {self._identity.job_id}, but this"
+                f" is job {self._slurm_name}: it was submitted from inside that one and shares its"
+                " directories; submit it with"
+                " `env -u SLURM_ARRAY_JOB_ID -u SLURM_ARRAY_TASK_ID -u SLURM_RESTART_COUNT sbatch`"
+            )
 
     def _peers(self, evidence: Evidence) -> dict[int, int]:
         """Exit codes of other ranks that failed by themselves, waiting a little for them."""
@@ -338,19 +381,25 @@ class Lead:
         self, evidence: Evidence, cause: Cause, answer: Answer, ending: Ending, until: float
     ) -> Answer:
         """Requeue. What is kept says so already, because Slurm may end us while we are told."""
-        try:
-            act.requeue(self._identity.job_id, until)
-        except SlurmExtError as exc:
-            answer = Answer(By.NOBODY, f"{answer.reason}; Slurm refused to requeue it: {exc}")
+        why = ""
+        if not self._certain and self._record(until) is None:
+            why = f"it is not certain that this is {self._identity.job_id}, and not another job"
+        else:
+            try:
+                act.requeue(self._slurm_name, until)
+            except SlurmExtError as exc:
+                why = f"Slurm refused to requeue it: {exc}"
+        if why:
+            answer = Answer(By.NOBODY, f"{answer.reason}; {why}")
             self._keep(evidence, cause, answer, ending)
         return answer
 
     def _say(self, cause: Cause, answer: Answer) -> None:
         attempt = f"attempt {self._identity.attempt}"
         if answer.requeued:
-            self._tell(f"{attempt}: {answer.reason}; job {self._identity.job_id} comes back")
+            self._tell(f"{attempt}: {answer.reason}; job {self._slurm_name} comes back")
         elif cause is not Cause.COMPLETED:
-            self._tell(f"{attempt}: {answer.reason}; job {self._identity.job_id} is not requeued")
+            self._tell(f"{attempt}: {answer.reason}; job {self._slurm_name} is not requeued")
         elif self._options.on("verbose"):
             self._tell(f"{attempt}: {answer.reason}")
 
@@ -358,6 +407,6 @@ class Lead:
 def _await_teardown() -> None:
     """Wait for Slurm's TERM, so that the batch script does not run on to its next line."""
     waited = {signal.SIGTERM}
-    while signal.sigtimedwait(waited, 0) is not None:
+    while wait_signal(waited, 0) is not None:
         pass  # TERM of before the requeue
-    signal.sigtimedwait(waited, TEARDOWN_S)
+    wait_signal(waited, TEARDOWN_S)

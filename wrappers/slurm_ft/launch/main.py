@@ -55,15 +55,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: Options, own: dict[str, str]) -> int:
-    signals = parse_signals(options["signals"])
+    signals = parse_signals(options["signals"], options.places["signals"])
     # Before anything else: a thread that is started earlier could take a signal away from the loop.
     mask = supervise.block(signals)
     identity = Identity(own, options.command, options["launcher"])
-    if options["max-requeues"] and identity.leads:
+    if options["max-requeues"]:
+        # On every rank: where rank 0 alone refused, the others would wait for it.
         from slurm_ft.requeue.limits import parse_limits
 
-        parse_limits(options["max-requeues"])
-    timeouts = order_timeouts(options.seconds("collective-timeout"), own)
+        parse_limits(options["max-requeues"], options.places["max-requeues"])
+    timeouts = order_timeouts(
+        options.seconds("collective-timeout"), own, options.places["collective-timeout"]
+    )
     paths = choose_paths(identity, options)
     missing = prepare(paths, identity)
     if paths.spool:
@@ -104,7 +107,7 @@ def _supervise(
     signals: tuple[signal.Signals, ...],
     mask: set[signal.Signals],
 ) -> int:
-    marks = Marks(paths.state_dir, identity.attempt, identity.step_id)
+    marks = Marks(paths.state_dir, identity.job_id, identity.attempt, identity.step_id)
     if identity.attempt and marks.done_before():
         if identity.leads:
             from slurm_ft.launch.lead import Lead
@@ -116,7 +119,7 @@ def _supervise(
     orders = supervise.Orders(
         signals,
         environment,
-        lambda: bool(paths.status) and os.path.exists(paths.status),
+        lambda: _has_session(paths.status),
         has_left=lambda: _has_left(paths.status),
         grace_s=options.seconds("grace"),
         hook=hook if here else "",
@@ -166,6 +169,13 @@ def _run_out(
 ) -> supervise.Ending:
     """Stay until the program has ended; ranks that are paused do not wait for one that died."""
     ending = supervisor.run()
+    if ending.code and paths.status and not identity.leads:
+        from pathlib import Path
+
+        from slurm_ft import status
+
+        # Rank 0 reads its own first.
+        status.forget_stead(Path(paths.status))
     if ending.code and ending.code not in ASKS_FOR_REQUEUE and not identity.launcher:
         from slurm_ft.pause import obituary
 
@@ -188,6 +198,15 @@ def _resume(
     if code:
         _tell(f"the command of --on-resume ended with {code}; the program is not started")
     return code
+
+
+def _has_session(path: str) -> bool:
+    """Whether a session has written its status, and so takes the signals itself."""
+    from pathlib import Path
+
+    from slurm_ft import status
+
+    return bool(path) and status.exists(Path(path))
 
 
 def _has_left(path: str) -> bool:

@@ -1,8 +1,8 @@
 """Marks that the ft-runs of one step leave for each other in the job's state directory.
 
 Small files instead of messages: the ranks' ft-runs share nothing else, and what they tell each
-other matters only at the end. Names carry attempt and step, so that nothing old is believed.
-Where there is no state directory nothing is told, and nobody waits.
+other matters only at the end. Names carry job, attempt and step, so that nothing old is believed,
+and nothing of another job where a user keeps all of them in one directory. Where there is no state directory nothing is told, and nobody waits.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ _KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE)
 
 
 class Marks:
-    """The marks of one attempt of one step."""
+    """The marks of one attempt of one step of a job."""
 
-    __slots__ = ("_attempt", "_directory", "_step", "_tag")
+    __slots__ = ("_attempt", "_directory", "_job", "_step", "_tag")
 
-    def __init__(self, directory: str, attempt: int, step: int) -> None:
+    def __init__(self, directory: str, job: str, attempt: int, step: int) -> None:
         self._directory = directory
+        self._job = job
         self._attempt = attempt
         self._step = step
-        self._tag = f"{attempt}-{step}"
+        self._tag = f"{job}-{attempt}-{step}"
 
     @property
     def hook(self) -> str:
@@ -71,15 +72,16 @@ class Marks:
 
     def done_before(self) -> bool:
         """Whether the attempt before said so of this step: then there is nothing left to do."""
-        name = f"{_DONE}-{self._attempt - 1}-{self._step}"
+        name = f"{_DONE}-{self._job}-{self._attempt - 1}-{self._step}"
         return bool(self._directory) and os.path.exists(os.path.join(self._directory, name))
 
     def forget_old(self) -> None:
         """Remove what earlier attempts left, but for the last one: somebody may look at it."""
         for name in self._names():
             kind, _, rest = name.partition("-")
+            job, _, rest = rest.partition("-")
             attempt = rest.partition("-")[0]
-            if kind in _KINDS and attempt.isdigit() and int(attempt) < self._attempt - 1:
+            if kind in _KINDS and job == self._job and attempt.isdigit() and int(attempt) < self._attempt - 1:
                 _remove(os.path.join(self._directory, name))
 
     def _path(self, kind: str, rest: str = "") -> str:

@@ -167,19 +167,22 @@ _SHORT = {"-h": "help", "-V": "version", "-v": "verbose"}
 
 class Options:
     """What was asked. ``given`` are the names whose value came from the command line or from the
-    environment, so that a default can give way to something better."""
+    environment, so that a default can give way to something better. ``places`` says where each
+    stands, for messages: as the option, or as the variable that filled it."""
 
-    __slots__ = ("command", "ft_args", "given", "values")
+    __slots__ = ("command", "ft_args", "given", "places", "values")
 
     def __init__(
         self,
         values: dict[str, str],
         given: frozenset[str],
+        places: dict[str, str],
         ft_args: tuple[str, ...],
         command: tuple[str, ...],
     ) -> None:
         self.values = values
         self.given = given
+        self.places = places
         self.ft_args = ft_args
         self.command = command
 
@@ -194,7 +197,7 @@ class Options:
     def seconds(self, name: str) -> float | None:
         """A time in seconds, ``None`` where it was not given."""
         text = self.values[name]
-        return to_seconds(text, f"--{name}") if text else None
+        return to_seconds(text, self.places[name]) if text else None
 
 
 def to_seconds(text: str, place: str) -> float:
@@ -212,11 +215,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
     """Options and the user's command. Raises UsageError with the fix."""
     values = {option.name: option.default for option in OPTIONS}
     given: set[str] = set()
+    places = {option.name: f"--{option.name}" for option in OPTIONS}
     for option in OPTIONS:
         text = environment.get(option.environment, "") if option.environment else ""
         if text:
             values[option.name] = text
             given.add(option.name)
+            places[option.name] = option.environment
     ft_args: list[str] = []
     at = 0
     while at < len(argv):
@@ -236,7 +241,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
                 raise UsageError(f"{name} takes no value; write {name}")
             text = "yes"
         elif not equals:
-            if at == len(argv):
+            # Templates begin with "--", too; whatever else does was meant to stand for itself.
+            if at == len(argv) or argv[at] == "--" or _is_option(argv[at], option):
                 raise UsageError(f"{name} wants a value; write {name}={option.metavar}")
             text = argv[at]
             at += 1
@@ -247,27 +253,32 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
             raise UsageError(f"{name}= is empty; write {name}={option.metavar}")
         values[option.name] = text
         given.add(option.name)
+        places[option.name] = f"--{option.name}"
     if values["no-requeue"]:
         values["requeue"] = "never"
     for name in ("requeue", "launcher"):
-        _check_choice(name, values[name])
+        _check_choice(name, values[name], places[name])
     for name in ("grace", "collective-timeout"):
         if values[name]:
-            to_seconds(values[name], f"--{name}")
-    _check_interval(values["checkpoint-interval"])
-    return Options(values, frozenset(given), tuple(ft_args), tuple(argv[at:]))
+            to_seconds(values[name], places[name])
+    _check_interval(values["checkpoint-interval"], places["checkpoint-interval"])
+    return Options(values, frozenset(given), places, tuple(ft_args), tuple(argv[at:]))
 
 
-def _check_choice(name: str, text: str) -> None:
+def _is_option(word: str, option: Option) -> bool:
+    """Whether a word that follows an option without ``=`` is another one, and not its value."""
+    return not option.many and word.startswith("--") and word[2:].partition("=")[0] in _BY_NAME
+
+
+def _check_choice(name: str, text: str, place: str) -> None:
     choices = _BY_NAME[name].metavar.split("|")
     if text not in choices:
-        raise UsageError(f"--{name}={text}: not one of {', '.join(choices)}")
+        raise UsageError(f"{place}={text}: not one of {', '.join(choices)}")
 
 
-def _check_interval(text: str) -> None:
+def _check_interval(text: str, place: str) -> None:
     if text == "auto":
         return
-    place = "--checkpoint-interval"
     low, dash, high = text.partition("-")
     if not dash:
         to_seconds(text, place)

@@ -11,6 +11,7 @@ the user's program starts. A test holds both to the same answers.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from slurm_ft import variables
@@ -75,10 +76,19 @@ class PlanUnusable(Exception):
 
 
 def read_within(path: str, limit_s: float = READ_LIMIT_S) -> str | None:
-    """The document, ``None`` where there is none. Raises PlanUnusable past the limit."""
+    """The document, ``None`` where there is none. Raises PlanUnusable past the limit.
+
+    Where a spool lets all users make files, somebody else could have made this one: it is believed
+    of the spool's owner, of root and of the user.
+    """
+    spool = os.path.dirname(os.path.dirname(path))
 
     def read() -> bytes:
-        with open(path, "rb") as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(path, flags), "rb") as file:
+            owner = os.fstat(file.fileno()).st_uid
+            if owner not in (0, os.getuid(), os.stat(spool).st_uid):
+                raise PermissionError(errno.EPERM, f"it belongs to user {owner}")
             return file.read(MAX_PLAN_BYTES + 1)
 
     try:

@@ -33,12 +33,10 @@ PASSED_ON = frozenset(
         signal.SIGXCPU,
     }
 )
-# siginfo's si_code of what the kernel sends, such as INT from a terminal.
-FROM_KERNEL = 0x80
 _CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
-def parse_signals(text: str) -> tuple[signal.Signals, ...]:
+def parse_signals(text: str, place: str = "--signals") -> tuple[signal.Signals, ...]:
     """``USR2,TERM`` to signals. Raises UsageError for what cannot mean "save and come back"."""
     found: list[signal.Signals] = []
     for word in text.split(","):
@@ -49,7 +47,7 @@ def parse_signals(text: str) -> tuple[signal.Signals, ...]:
             number = None
         if number is None or number not in PASSED_ON or number is signal.SIGCONT:
             raise UsageError(
-                f"--signals={text}: {word!r} is no signal that can mean save and come back; write"
+                f"{place}={text}: {word!r} is no signal that can mean save and come back; write"
                 " for example USR2,TERM"
             )
         if number not in found:

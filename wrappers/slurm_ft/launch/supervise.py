@@ -15,12 +15,8 @@ import time
 from slurm_ft import variables
 from slurm_ft.launch import processes
 from slurm_ft.launch.errors import CommandError
-from slurm_ft.launch.signals import (
-    FROM_KERNEL,
-    PASSED_ON,
-    sent_by_slurm,
-    signals_one_group_only,
-)
+from slurm_ft.launch.signals import PASSED_ON, sent_by_slurm, signals_one_group_only
+from slurm_ft.launch.waiting import FROM_KERNEL, wait_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,7 +186,7 @@ class Supervisor:
     def run(self) -> Ending:
         """Return when the program has ended, and the hook if one was run."""
         while not self._over():
-            info = signal.sigtimedwait(self._waited, self._patience())
+            info = wait_signal(self._waited, self._patience())
             if info is None:
                 self._expire()
             elif info.si_signo == signal.SIGCHLD:

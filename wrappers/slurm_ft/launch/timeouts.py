@@ -58,8 +58,12 @@ class Timeouts:
         }
 
 
-def order_timeouts(collective_s: float | None, environment: Mapping[str, str]) -> Timeouts:
-    """The chain. Raises UsageError where two values of the user contradict each other."""
+def order_timeouts(
+    collective_s: float | None,
+    environment: Mapping[str, str],
+    place: str = "--collective-timeout",
+) -> Timeouts:
+    """The chain; ``place`` is where the first stands. Raises UsageError where two values of the user contradict each other."""
     heartbeat_s = _given(environment, HEARTBEAT)
     join_s = _given(environment, variables.INIT_TIMEOUT_S)
     chosen = collective_s
@@ -70,26 +74,26 @@ def order_timeouts(collective_s: float | None, environment: Mapping[str, str]) -
                 chosen = min(chosen, bound_s)
     if chosen > LONGEST_COLLECTIVE_S:
         raise UsageError(
-            f"--collective-timeout={chosen:g}: a lost rank would be noticed after more than a day;"
+            f"{place}={chosen:g}: a lost rank would be noticed after more than a day;"
             f" write at most {LONGEST_COLLECTIVE_S:g}, and 600 where nothing speaks for more"
         )
     watched = environment.get(MONITORING, "1").strip().lower() not in {"0", "n", "no", "false"}
     if heartbeat_s is not None and heartbeat_s <= chosen and watched:
         raise UsageError(
-            f"{HEARTBEAT}={heartbeat_s:g} is not above --collective-timeout={chosen:g}: NCCL's"
+            f"{HEARTBEAT}={heartbeat_s:g} is not above {place}={chosen:g}: NCCL's"
             " monitor would kill a rank that only waits for a late one; raise it to"
             f" {chosen + HEARTBEAT_MARGIN_S:g} or lower the collective's"
         )
     if join_s is not None and join_s < chosen:
         raise UsageError(
-            f"{variables.INIT_TIMEOUT_S}={join_s:g} is below --collective-timeout={chosen:g}:"
+            f"{variables.INIT_TIMEOUT_S}={join_s:g} is below {place}={chosen:g}:"
             f" joining takes longer than any step; raise it to {chosen + JOIN_MARGIN_S:g} or lower"
             " the collective's"
         )
     warnings: tuple[str, ...] = ()
     if chosen > SLOW_RECOVERY_S:
         warnings = (
-            f"--collective-timeout={chosen:g}: after the loss of a rank all others stand still for"
+            f"{place}={chosen:g}: after the loss of a rank all others stand still for"
             f" {chosen / 3600:.1f} hours before the job comes back",
         )
     return Timeouts(

@@ -9,17 +9,17 @@ from __future__ import annotations
 import getpass
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.pausing import PauseAnswer, PauseAsk
 from slurm_ext.domain.request import PLANS
 from slurm_ft.pause.protocol import Rung
 from slurm_ft.pause.requests import (
-    PauseAnswer,
-    PauseAsk,
     answer_path,
     ask_path,
     read_answer,
@@ -34,17 +34,20 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a request goes and where its answer appears; ``vouched`` adds a credential."""
+    """Where a request goes, and where its answer appears.
+
+    ``vouched`` adds a credential; others than the job's user then read the request.
+    """
 
     asks: Path
-    answers: Path
+    answers: tuple[Path, ...]
     vouched: bool = False
 
 
 def own_place(job_id: str, state_dir: Path | None, home: Path) -> Place | None:
     """The state directory of one's own job; ``None`` where there is none."""
     if state_dir is not None:
-        return Place(state_dir, state_dir)
+        return Place(state_dir, (state_dir,))
     found = sorted((home / STATE).glob(f"*-{job_id}"))
     if len(found) > 1:
         raise DataError(
@@ -52,7 +55,7 @@ def own_place(job_id: str, state_dir: Path | None, home: Path) -> Place | None:
             f"has state directories of several clusters ({', '.join(str(p) for p in found)})",
             "name one with --state-dir",
         )
-    return Place(found[0], found[0]) if found else None
+    return Place(found[0], (found[0],)) if found else None
 
 
 def daemons_place(spool: Path, owner: int, uid: int) -> Place | None:
@@ -62,7 +65,27 @@ def daemons_place(spool: Path, owner: int, uid: int) -> Place | None:
         mine = uid in (0, plans.lstat().st_uid)
     except OSError:
         return None
-    return Place(plans, spool / str(owner), vouched=True) if mine else None
+    return Place(plans, (spool / str(owner),), vouched=True) if mine else None
+
+
+def operators_place(spool: Path, owner: int, uid: int) -> Place:
+    """An operator's own part of the spool, from which the daemon passes requests on.
+
+    Refusals are the daemon's, everything else is answered by the job. Raises DataError.
+    """
+    directory = spool / str(uid)
+    try:
+        directory.mkdir(mode=0o755, exist_ok=True)
+        found = directory.lstat()
+    except OSError as exc:
+        raise DataError(
+            str(directory),
+            f"cannot be made: {exc.strerror}",
+            "is the spool mounted here and world-writable?",
+        ) from exc
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != uid:
+        raise DataError(str(directory), "is not yours", "ask the administrator to remove it")
+    return Place(directory, (spool / str(owner), spool / PLANS), vouched=True)
 
 
 def new_ask(
@@ -113,20 +136,23 @@ def wait(
     ``None`` where nobody has answered at all within ``first_s``.
     """
     began_s = time.monotonic()
-    path = answer_path(place.answers, ask.id)
-    while True:
-        answer = read_answer(path)
-        passed_s = time.monotonic() - began_s
-        if answer is not None and (enough(answer) or passed_s > limit_s):
-            return answer
-        if answer is None and passed_s > first_s:
-            withdraw(place, ask)
-            return None
-        time.sleep(_POLL_S)
+    paths = [answer_path(directory, ask.id) for directory in place.answers]
+    try:
+        while True:
+            answer = next((found for path in paths if (found := read_answer(path))), None)
+            passed_s = time.monotonic() - began_s
+            if answer is not None and (enough(answer) or passed_s > limit_s):
+                return answer
+            if answer is None and passed_s > first_s:
+                return None
+            time.sleep(_POLL_S)
+    finally:
+        # Also an answered one: nobody else can remove it, and a later attempt must not obey it.
+        withdraw(place, ask)
 
 
 def withdraw(place: Place, ask: PauseAsk) -> None:
-    """Take back a request that nobody has read, so that no later attempt obeys it."""
+    """Take back a request, so that no later attempt obeys it."""
     ask_path(place.asks, ask).unlink(missing_ok=True)
 
 

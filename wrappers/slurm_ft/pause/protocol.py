@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+from slurm_ext.domain.pausing import Rung as Rung
+
 S = TypeVar("S")
 
 COMMIT = "commit"
@@ -45,19 +47,6 @@ class Key(StrEnum):
     UP = "up"
     GO = "go"
     GONE = "gone"
-
-
-class Rung(StrEnum):
-    """How much a pause gives back.
-
-    HOLD    nothing: the ranks stand still
-    MEMORY  device memory; it comes back on resume
-    JOB     the GPUs: a coordinated save, then the job is requeued
-    """
-
-    HOLD = "nothing"
-    MEMORY = "memory"
-    JOB = "job"
 
 
 @dataclass(frozen=True, slots=True)

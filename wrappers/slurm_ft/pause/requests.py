@@ -1,89 +1,49 @@
 """Asking for a pause from outside the job: small files in, small files out.
 
 Whoever may put a file into the job's own state directory (mode 0700) is the job's user or root, so
-a file there needs no other proof. The daemon and operators have no access to it; they put theirs
-into the daemon's part of the spool, with a munge credential over the words of the request, and it
+a file there needs no other proof. The daemon has no access to it and puts its own, and those of
+operators, into its part of the spool, with a munge credential over the words of the request. It
 counts only when both the file and the credential are by root or by the daemon's user. Everything
 that is read is opened without following links, bounded in size, and checked after opening.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_ext.domain.codec import dumps, loads
+from slurm_ext.domain.codec import dumps
 from slurm_ext.domain.errors import ProtocolError, SourceMissingError
-from slurm_ft.pause.protocol import Rung
+from slurm_ext.domain.pausing import (
+    ASK_PREFIX,
+    MAX_ASK_BYTES,
+    PauseAnswer,
+    PauseAsk,
+    answer_name,
+    is_ask_name,
+    parse_answer,
+    parse_ask,
+)
 
-PAUSE = "pause"
-RESUME = "resume"
-STATUS = "status"
-VERBS = (PAUSE, RESUME, STATUS)
-ASK_VERSION = 1
-_MOST_BYTES = 16384
-_ID = re.compile(r"[0-9a-f]{16}\Z")
 _UID = re.compile(r"^UID:\s+(?:\S+\s+\()?(\d+)\)?\s*$", re.MULTILINE)
 _STATUS = re.compile(r"^STATUS:\s+Success\b", re.MULTILINE)
 _MUNGE_S = 10.0
-LONGEST_HOLD_S = 30 * 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class PauseAsk:
-    """One request. ``credential`` is munge's, over `words`."""
-
-    id: str
-    verb: str
-    job_id: str
-    at_s: float
-    rung: Rung = Rung.MEMORY
-    wait_s: float = 60.0
-    hold_s: float = 600.0
-    by: str = ""
-    credential: str = ""
-    version: int = ASK_VERSION
-
-    def words(self) -> str:
-        """What the credential vouches for: all of it."""
-        return json.dumps(
-            [self.id, self.verb, self.job_id, self.at_s, self.rung, self.wait_s, self.hold_s],
-            separators=(",", ":"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PauseAnswer:
-    """What has become of a request so far; replaced as it goes on.
-
-    ``end`` is empty while the pause lasts, else one of `slurm_ft.pause.protocol.End`.
-    """
-
-    id: str
-    stage: str
-    epoch: int = 0
-    end: str = ""
-    reason: str = ""
-    ranks: str = ""
-    paused_s: float | None = None
-    ended_s: float | None = None
-    version: int = ASK_VERSION
+# Clocks of a cluster agree much better: munge asks for it.
+_CLOCKS_S = 5.0
 
 
 def ask_path(directory: Path, ask: PauseAsk) -> Path:
     """Where the request lies."""
-    return directory / f"pause-ask-{ask.job_id}-{ask.id}.json"
+    return directory / ask.name
 
 
 def answer_path(directory: Path, ask_id: str) -> Path:
     """Where its answer lies."""
-    return directory / f"pause-answer-{ask_id}.json"
+    return directory / answer_name(ask_id)
 
 
 def write_private(path: Path, document: PauseAsk | PauseAnswer, mode: int = 0o600) -> None:
@@ -99,32 +59,13 @@ def write_private(path: Path, document: PauseAsk | PauseAnswer, mode: int = 0o60
         raise
 
 
-def parse_ask(text: str, place: str) -> PauseAsk:
-    """Read what anybody may have written, or raise ProtocolError naming ``place``."""
-    ask = loads(PauseAsk, text, place)
-    if ask.version != ASK_VERSION:
-        raise ProtocolError(f"{place}: version {ask.version}, this side knows {ASK_VERSION}")
-    if not _ID.match(ask.id):
-        raise ProtocolError(f"{place}: id={ask.id[:40]!r} is not 16 hexadecimal digits")
-    if ask.verb not in VERBS:
-        raise ProtocolError(f"{place}: verb={ask.verb[:40]!r}; known are {', '.join(VERBS)}")
-    for name in ("wait_s", "hold_s"):
-        value = getattr(ask, name)
-        if not 0 <= value <= LONGEST_HOLD_S:
-            raise ProtocolError(f"{place}: {name}={value:g} is outside 0..{LONGEST_HOLD_S:g}")
-    return ask
-
-
 def read_answer(path: Path) -> PauseAnswer | None:
     """The answer, ``None`` where there is none yet."""
     try:
         text = _read(path)[0]
     except FileNotFoundError:
         return None
-    answer = loads(PauseAnswer, text, str(path))
-    if answer.version != ASK_VERSION:
-        raise ProtocolError(f"{path}: version {answer.version}, this side knows {ASK_VERSION}")
-    return answer
+    return parse_answer(text, str(path))
 
 
 def _read(path: Path) -> tuple[str, int]:
@@ -139,9 +80,9 @@ def _read(path: Path) -> tuple[str, int]:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise ProtocolError(f"{path}: not a plain file with one name; not read")
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        raise ProtocolError(f"{path}: longer than {_MOST_BYTES} bytes; not read")
+        data = file.read(MAX_ASK_BYTES + 1)
+    if len(data) > MAX_ASK_BYTES:
+        raise ProtocolError(f"{path}: longer than {MAX_ASK_BYTES} bytes; not read")
     return data.decode(errors="replace"), found.st_uid
 
 
@@ -181,7 +122,8 @@ class Letterbox:
     """Requests for one job, as its own helper process reads them.
 
     ``state_dir`` is the job's, ``plans`` the daemon's part of the spool (or ``None``). ``told``
-    gets a line about each request that was refused here.
+    gets a line about each request that was refused here. Requests in the spool that are older than
+    ``since_s`` were meant for an earlier attempt, and are not obeyed.
     """
 
     def __init__(
@@ -191,12 +133,14 @@ class Letterbox:
         plans: Path | None,
         told: Callable[[str], None],
         vouched: Callable[[str, str], int] = vouched_by,
+        since_s: float = 0.0,
     ) -> None:
         self._job_id = job_id
         self._state_dir = state_dir
         self._plans = plans
         self._told = told
         self._vouched = vouched
+        self._since_s = since_s - _CLOCKS_S
         self._seen: set[str] = set()
         self._told_before: set[str] = set()
 
@@ -228,13 +172,13 @@ class Letterbox:
                     yield ask
 
     def _names(self, directory: Path) -> list[Path]:
-        prefix = f"pause-ask-{self._job_id}-"
+        prefix = f"{ASK_PREFIX}{self._job_id}-"
         try:
             with os.scandir(directory) as entries:
                 return [
                     Path(entry.path)
                     for entry in entries
-                    if entry.name.startswith(prefix) and entry.name.endswith(".json")
+                    if entry.name.startswith(prefix) and is_ask_name(entry.name)
                 ]
         except OSError as exc:
             # Looked at every few seconds: said once.
@@ -252,6 +196,8 @@ class Letterbox:
                 raise ProtocolError(f"{path}: by user {owner}, who may not pause this job")
             if ask.job_id != self._job_id:
                 raise ProtocolError(f"{path}: about job {ask.job_id[:40]}, this is {self._job_id}")
+            if needs_credential and ask.at_s < self._since_s:
+                raise ProtocolError(f"{path}: from before this attempt; not obeyed")
             if (
                 needs_credential
                 and (uid := self._vouched(ask.credential, ask.words())) not in users

@@ -18,28 +18,27 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_ext.domain.errors import SlurmExtError
+from slurm_ext.domain.pausing import LONGEST_HOLD_S, PAUSE, RESUME, PauseAnswer, PauseAsk
 from slurm_ext.domain.request import PLANS
 from slurm_ft.launch.processes import control
 from slurm_ft.pause.address import Address, address_path, new_key, read_address, write_address
 from slurm_ft.pause.conduct import Outcome
 from slurm_ft.pause.controller import Stage
 from slurm_ft.pause.limits import DEFAULT_MOVE_S, Limits, fitting_limits
-from slurm_ft.pause.protocol import Rung
+from slurm_ft.pause.protocol import End, Rung
 from slurm_ft.pause.requests import (
-    LONGEST_HOLD_S,
-    PAUSE,
-    RESUME,
     Letterbox,
-    PauseAnswer,
-    PauseAsk,
     answer_path,
     write_private,
 )
 from slurm_ft.pause.server import BoardServer
+from slurm_ft.requeue import act
+from slurm_ft.requeue.record import parse_record
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +49,7 @@ _LOOK_S = 2.0
 _SUSPEND_S = 1.8
 _ANSWER_S = 0.1
 _MOST_ANSWERS = 32
+_RECORD_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--job-id", required=True)
     parser.add_argument("--spool", type=Path, help="the daemon's; requests of operators lie there")
     parser.add_argument("--host", default="", help="name under which ranks reach this node")
+    parser.add_argument("--stays", default="", help="why ft-run would not requeue the job")
     parser.add_argument("--collective-timeout", type=float, default=600.0, metavar="S")
     parser.add_argument("--move-limit", type=float, default=DEFAULT_MOVE_S, metavar="S")
     args = parser.parse_args(argv)
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
         limits = fitting_limits(args.collective_timeout, 0.0, args.move_limit)
-        helper = Helper(args.state_dir, args.attempt, args.job_id, args.spool, limits)
+        helper = Helper(args.state_dir, args.attempt, args.job_id, args.spool, limits, args.stays)
         asyncio.run(helper.run(args.host, args.parent))
     except (SlurmExtError, OSError) as exc:
         print(f"ft-run: this attempt cannot be paused: {exc}", file=sys.stderr)
@@ -88,13 +89,15 @@ class Helper:
         job_id: str,
         spool: Path | None,
         limits: Limits,
+        stays: str = "",
     ) -> None:
+        self._stays = stays
         self._state_dir = state_dir
         self._attempt = attempt
         self._key = new_key()
         self._server = BoardServer(self._key, limits)
         plans = None if spool is None else spool / PLANS
-        self._letters = Letterbox(job_id, state_dir, plans, _log.warning)
+        self._letters = Letterbox(job_id, state_dir, plans, _log.warning, since_s=time.time())
         # Operators cannot look into the state directory; the user's part of the spool they can.
         self._answers = [state_dir]
         if spool is not None and (spool / str(os.getuid())).is_dir():
@@ -175,6 +178,10 @@ class Helper:
     def _obey(self, ask: PauseAsk) -> None:
         conductor = self._server.conductor
         outcome: Outcome | None
+        if ask.verb == PAUSE and ask.rung is Rung.JOB and (why := self._lost()):
+            answer = PauseAnswer(ask.id, "refused", end=End.REFUSED.value, reason=why)
+            self._write(ask.id, answer)
+            return
         if ask.verb == PAUSE:
             outcome = self._server.pause(
                 ask.rung, wait_s=ask.wait_s, hold_s=ask.hold_s, by=ask.by, request_id=ask.id
@@ -188,6 +195,22 @@ class Helper:
             return
         self._open[ask.id] = outcome.id
         self._write(ask.id, _answer(ask.id, outcome))
+
+    def _lost(self) -> str:
+        """Why the job would end, instead of coming back, if it left now; empty where it would not.
+
+        Nothing is paused yet, so nobody waits for this process meanwhile.
+        """
+        if self._stays:
+            return f"the job would not come back: {self._stays}"
+        name = os.environ.get("SLURM_JOB_ID", "")
+        try:
+            record = parse_record(act.ask(act.show_job(name), _RECORD_S), int(name))
+        except (SlurmExtError, ValueError) as exc:
+            return f"nothing tells whether the job would come back: {exc}"
+        if not record.batch:
+            return "the job would not come back: Slurm requeues batch jobs only"
+        return "" if record.requeue else "the job would not come back: it has --no-requeue"
 
     def _tell(self) -> None:
         """Keep the answers up to date until their pauses are over."""

@@ -41,7 +41,7 @@ NAMES = {cause: word for word, cause in _WORDS.items()}
 _MOST = 100_000
 
 
-def parse_limits(text: str) -> dict[Cause, int | None]:
+def parse_limits(text: str, place: str = "--max-requeues") -> dict[Cause, int | None]:
     """``CAUSE=N,..`` over the defaults. Raises UsageError with the fix."""
     limits = dict(DEFAULT_LIMITS)
     for part in text.split(",") if text else ():
@@ -49,7 +49,7 @@ def parse_limits(text: str) -> dict[Cause, int | None]:
         cause = _WORDS.get(word.strip().lower().replace("_", "-"))
         if cause is None:
             raise UsageError(
-                f"--max-requeues={text}: {word!r} is no cause; write one of {', '.join(_WORDS)}"
+                f"{place}={text}: {word!r} is no cause; write one of {', '.join(_WORDS)}"
             )
         number = number.strip().lower()
         if equals and number == "unlimited":
@@ -58,6 +58,6 @@ def parse_limits(text: str) -> dict[Cause, int | None]:
             limits[cause] = int(number)
         else:
             raise UsageError(
-                f"--max-requeues={text}: {part!r} has no count; write {word}=10 or {word}=unlimited"
+                f"{place}={text}: {part!r} has no count; write {word}=10 or {word}=unlimited"
             )
     return limits

@@ -27,6 +27,7 @@ class JobRecord:
     ``job_id`` is the raw id of the job (also for a task of an array). ``end_s`` is when the time
     limit ends it, or when it ended; ``preempt_s`` is when it was last preempted. ``own_requeues``
     is how often Slurm itself brought it back because it had ended within a preemption's grace.
+    ``array_task`` is ``123_4`` for a task of an array, empty for any other job.
     """
 
     job_id: int
@@ -40,6 +41,7 @@ class JobRecord:
     end_s: float | None = None
     preempt_s: float | None = None
     own_requeues: int = 0
+    array_task: str = ""
 
     @property
     def running(self) -> bool:
@@ -82,9 +84,15 @@ def parse_record(text: str, job_id: int) -> JobRecord:
             preempt_s=_epoch(words.get("PreemptTime", "")),
             # 1 is a batch job; each such requeue adds one (seen on 24.11).
             own_requeues=max(0, int(words["BatchFlag"]) - 1),
+            array_task=_array_task(words),
         )
     except (KeyError, ValueError) as exc:
         raise ProtocolError(f"scontrol show job {job_id}: {exc} in {text[:200]!r}") from exc
+
+
+def _array_task(words: dict[str, str]) -> str:
+    array, task = words.get("ArrayJobId", ""), words.get("ArrayTaskId", "")
+    return f"{array}_{task}" if array.isdigit() and task.isdigit() else ""
 
 
 def _epoch(text: str) -> float | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from slurm_ft import variables
 from slurm_ft.comm import Comm
+from slurm_ft.session import claim
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.session.errors import SessionError
 from slurm_ft.session.saving import FunctionStore, StateStore, Store
@@ -75,6 +76,13 @@ def differences(said: Sequence[Mapping[str, Any]]) -> str:
             )
             told.append(f"{name} differs between the ranks: {each}")
     return ". ".join(told)
+
+
+def claim_directory(comm: Comm, settings: Settings) -> None:
+    """Raise SessionError on every rank where another step of the job keeps its checkpoints here."""
+    words = comm.broadcast(claim.take(settings, os.environ) if comm.rank == 0 else "")
+    if words:
+        raise SessionError(words)
 
 
 def open_store(

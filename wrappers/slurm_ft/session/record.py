@@ -36,6 +36,8 @@ class Record:
         self._settings = settings
         self._comm = comm
         self._totals = (total_steps, total_samples)
+        self._before = 0
+        self._moved_on = False
         self._path = own_path(settings.status, os.environ)
         self._warned = False
         self.saving: Saving | None = None
@@ -51,10 +53,33 @@ class Record:
         self.heard: str | None = None
         self.done = False
 
-    def begin(self, step: int, total_steps: int | None) -> None:
-        """Another task begins in the same attempt: steps are its own, samples go on."""
-        self.step, self.restored = step, step
+    def began_at(self, step: int) -> None:
+        """The program goes on after this step. What the attempt began with is its first task's."""
+        self.step = step
+        if self.restored is None or not self._moved_on:
+            self.restored = self._before + step
+
+    def begin(self, step: int, total_steps: int | None, before: int = 0) -> None:
+        """Another task begins in the same attempt.
+
+        Steps are its own for the session; others are told ``before`` more, the steps of the tasks
+        before it, and the sum of all as the total: for them the job is one row of steps, and a
+        task that was finished is progress that was saved.
+        """
+        self._moved_on = self.restored is not None
+        self.step, self._before = step, before
         self._totals = (total_steps, self._totals[1])
+
+    @property
+    def _saved_step(self) -> int | None:
+        saved = self.saving.saved_step if self.saving is not None else None
+        if saved is None:
+            return self._before if self._moved_on else None
+        return self._before + saved
+
+    @property
+    def _told_step(self) -> int | None:
+        return None if self.step is None else self._before + self.step
 
     def status(self) -> status.Status:
         """For ``ft-run``."""
@@ -64,8 +89,8 @@ class Record:
             rank=self._comm.rank,
             pid=os.getpid(),
             at_s=time.time(),
-            step=self.step,
-            saved_step=saving.saved_step if saving is not None else None,
+            step=self._told_step,
+            saved_step=self._saved_step,
             restored_step=self.restored,
             first_step_s=self.first_step_s,
             save_s=saving.save_s if saving is not None else None,
@@ -79,7 +104,7 @@ class Record:
 
     def progress(self) -> Progress | None:
         """For the daemon; ``None`` before the first step."""
-        step, saving, pace = self.step, self.saving, self.pace
+        step, saving, pace = self._told_step, self.saving, self.pace
         if step is None or self.first_step_s is None or saving is None or pace is None:
             return None
         total_steps, total_samples = self._totals
@@ -92,7 +117,7 @@ class Record:
             samples=self.samples,
             samples_per_s=pace.samples_per_s,
             gpus=self._comm.size if gpus is None else gpus,
-            last_checkpoint_step=saving.saved_step,
+            last_checkpoint_step=self._saved_step,
             last_checkpoint_s=saving.saved_at_s,
             rank_compute_s=self.rank_compute_s,
             total_steps=total_steps,

@@ -35,7 +35,13 @@ from slurm_ft.session.errors import SessionError
 from slurm_ft.session.guard import Guard, Leaving, asked_again, stuck_limit_s
 from slurm_ft.session.history import mtbf_s
 from slurm_ft.session.lost import lost_peer
-from slurm_ft.session.opening import PlanDiffersError, check_alone, compare, open_store
+from slurm_ft.session.opening import (
+    PlanDiffersError,
+    check_alone,
+    claim_directory,
+    compare,
+    open_store,
+)
 from slurm_ft.session.pace import Pace
 from slurm_ft.session.record import Record
 from slurm_ft.session.reporter import Reporter, rounded
@@ -178,6 +184,8 @@ class Session:
             compare(self._comm, self._settings)
         except PlanDiffersError as exc:
             self._refuse(exc)
+        if self._mode != "none" and (self._state is not None or self._save is not None):
+            claim_directory(self._comm, self._settings)
         store = open_store(
             self._comm,
             self._settings,
@@ -242,7 +250,8 @@ class Session:
         """
         self._alive("restore", longest=True)
         loaded = self._exchanged(self._saving.load)
-        self._record.restored = self._record.step = 0 if loaded is None else loaded.step
+        step = 0 if loaded is None else loaded.step
+        self._record.began_at(step)
         if loaded is not None:
             self._position = dict(loaded.position)
             samples = loaded.extra.get(_SAMPLES, 0)
@@ -258,7 +267,7 @@ class Session:
         self._record.write_status()
         self._pace = self._record.pace = Pace(time.monotonic())
         self._alive("the first step")
-        return self._record.restored
+        return step
 
     def step(
         self,
@@ -334,14 +343,16 @@ class Session:
         step: int = 0,
         position: Mapping[str, Any] | None = None,
         total_steps: int | None = None,
+        steps_before: int = 0,
     ) -> None:
         """Go on with another task, whose checkpoints lie in a directory of its own.
 
-        ``step`` is where it stands in its own count, which `restore` overrides. No exchange: every
-        rank calls it after the same step, with no save under way (`settle`).
+        ``step`` is where it stands in its own count, which `restore` overrides. ``total_steps`` and
+        ``steps_before`` are of the whole job: of all tasks, and of those before this one. No
+        exchange: every rank calls it after the same step, with no save under way (`settle`).
         """
         self._saving.move(directory, state)
-        self._record.begin(step, total_steps)
+        self._record.begin(step, total_steps, steps_before)
         self._position = dict(position or {})
 
     def meta(self) -> Meta:

@@ -29,6 +29,8 @@ class Following:
         self._refused: dict[str, str] = {}
         # Not done yet, as far as records tell, and begun all the same.
         self._begun: set[str] = set()
+        self._before: dict[str, int] = {}
+        self.total_steps: int | None = None
 
     def after(self, task: Task | None) -> Task | None:
         """The first task that is not done, behind ``task`` where one is given."""
@@ -45,6 +47,10 @@ class Following:
             return found
 
         return self._told(closing)
+
+    def before(self, task: Task) -> int:
+        """Steps of all tasks that the chain lists before this one; no exchange."""
+        return self._before.get(task.name, 0)
 
     def check_all_trained(self) -> None:
         """Raise ConfigError where tasks were left out."""
@@ -80,9 +86,20 @@ class Following:
             try:
                 found = decide()
                 answer = {"task": None if found is None else values_of(found), "error": ""}
+                answer |= self._sums()
             except (SlurmExtError, OSError) as exc:
                 answer = {"task": None, "error": str(exc)}
         answer = self._comm.broadcast(answer)
         if answer["error"]:
             raise ConfigError("chain", answer["error"], "mend it; the job goes on from here")
+        self._before, self.total_steps = answer["before"], answer["total"]
         return None if answer["task"] is None else make_task(answer["task"], "chain")
+
+    def _sums(self) -> dict[str, Any]:
+        """Where each task begins in the chain's row of steps, and its length."""
+        before, total = dict[str, int](), 0
+        for task in self._chain.look(self._given)[0]:
+            if task.name not in self._refused:
+                before[task.name] = total
+                total += task.steps
+        return {"before": before, "total": total}

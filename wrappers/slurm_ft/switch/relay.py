@@ -333,7 +333,8 @@ class Relay:
             state={"task": trainer.state},
             step=step,
             position=position,
-            total_steps=trainer.task.steps,
+            total_steps=self._following.total_steps,
+            steps_before=self._following.before(trainer.task),
         )
 
     def _end(self, trainer: Trainer, step: int, counts: Sequence[float]) -> None:

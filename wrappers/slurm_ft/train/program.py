@@ -172,6 +172,7 @@ class Records:
             _write(self._loss, {**line, "attempt": self._attempt, **self._task})
         if self._timings is not None:
             line = {"step": step, "at_s": time.time(), "wall_s": wall_s, "compute_s": compute_s}
+            line |= {"attempt": self._attempt, **self._task}
             if self._device.type == "cuda":
                 line["memory_bytes"] = torch.cuda.max_memory_allocated(self._device)
             _write(self._timings, line)

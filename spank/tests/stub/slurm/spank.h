@@ -22,6 +22,13 @@ enum spank_context {
     S_CTX_JOB_SCRIPT
 };
 
+typedef enum spank_item {
+    S_JOB_ID,
+    S_JOB_STEPID,
+    S_JOB_ARRAY_ID,
+    S_JOB_ARRAY_TASK_ID
+} spank_item_t;
+
 struct spank_option {
     char *name;
     char *arginfo;
@@ -38,6 +45,7 @@ struct spank_option {
 
 enum spank_context spank_context(void);
 spank_err_t spank_option_register(spank_t spank, struct spank_option *option);
+spank_err_t spank_get_item(spank_t spank, spank_item_t item, ...);
 spank_err_t spank_setenv(spank_t spank, const char *name, const char *value, int overwrite);
 spank_err_t spank_job_control_setenv(spank_t spank, const char *name, const char *value,
                                      int overwrite);

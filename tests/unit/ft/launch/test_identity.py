@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_ft.launch.identity import Identity, job_name, starts_ranks
+from slurm_ft.launch.errors import UsageError
+from slurm_ft.launch.identity import Identity, job_name, same_job, starts_ranks
 
 # From 24.11, `sbatch -N2 -n4 --gpus-per-task=1`: what the batch script sees, and task 3 of srun.
 BATCH = {
@@ -151,3 +152,32 @@ def test_launchers_by_their_shape():
     assert not identity(per_node, "bash", "run.sh", launcher="no").launcher
     assert not identity({**per_node, "SLURM_GPUS_ON_NODE": "1"}, "bash", "run.sh").launcher
     assert identity(STEP, launcher="yes").launcher
+
+
+def test_sig_array_ids_inherited_from_the_job_that_submitted_this_one():
+    """sig-array: with them, job 12 would requeue task 1_3 and share its directories."""
+    inherited = {**STEP, "SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    assert identity(inherited).job_id == "1_3"  # nothing says otherwise yet
+    # The plugin told the batch script which job it is.
+    found = identity({**inherited, "FT_SLURM_JOB": "12"})
+    assert (found.job_id, found.base_id, found.said) == ("12", 12, "12")
+    # Without the plugin: what an ft-run in the outer job left.
+    found = identity({**inherited, "FT_SLURM_JOB": "2 1_3"})
+    assert (found.job_id, found.base_id) == ("12", 12)
+    # A job of that kind which is an array of its own.
+    own = {**STEP, "SLURM_ARRAY_JOB_ID": "10", "SLURM_ARRAY_TASK_ID": "4"}
+    for said in ("2 1_3", "12 10_4", "", "nonsense"):
+        assert identity({**own, "FT_SLURM_JOB": said}).job_id == "10_4"
+    assert identity({**own, "FT_SLURM_JOB": "12 10_4"}).said == "12 10_4"
+
+
+def test_the_ft_run_further_up_is_of_this_job_or_not():
+    assert same_job({**STEP, "FT_JOB_ID": "12"})
+    assert not same_job({**STEP, "FT_JOB_ID": "1_3"})
+    assert not same_job(STEP)
+
+
+@pytest.mark.parametrize(("rank", "size"), [("4", "4"), ("x", "4"), ("", "4"), ("-1", "2")])
+def test_a_rank_that_does_not_exist_is_an_error_and_not_rank_0(rank: str, size: str):
+    with pytest.raises(UsageError, match=f"RANK={rank} is no rank of WORLD_SIZE={size}"):
+        identity({**STEP, "RANK": rank, "WORLD_SIZE": size})

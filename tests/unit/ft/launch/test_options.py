@@ -99,3 +99,24 @@ def test_an_unknown_name_lists_the_names():
     with pytest.raises(UsageError) as caught:
         fill(["{batch}"], ENV)
     assert all(name in str(caught.value) for name in NAMES)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--ft-arg", "--", "true"],
+        ["--on-preempt", "--grace=3", "--", "true"],
+        ["--on-resume", "--verbose", "--", "true"],
+        ["--state-dir", "--", "true"],
+    ],
+)
+def test_an_option_without_its_value_does_not_swallow_what_follows(argv: list[str]):
+    with pytest.raises(UsageError, match=f"{argv[0]} wants a value; write {argv[0]}="):
+        parse(argv, {})
+
+
+def test_a_template_may_look_like_an_option():
+    assert parse(["--ft-arg", "--batch={local_batch}", "--", "true"], {}).ft_args == (
+        "--batch={local_batch}",
+    )
+    assert parse(["--ft-arg", "--verbose", "--", "true"], {}).ft_args == ("--verbose",)

@@ -11,15 +11,13 @@ import pytest
 
 from slurm_ext.domain.codec import dumps
 from slurm_ext.domain.errors import ProtocolError
+from slurm_ext.domain.pausing import PauseAnswer, PauseAsk, parse_ask
 from slurm_ft.pause import requests
 from slurm_ft.pause.protocol import Rung
 from slurm_ft.pause.requests import (
     Letterbox,
-    PauseAnswer,
-    PauseAsk,
     answer_path,
     ask_path,
-    parse_ask,
     read_answer,
     vouched_by,
     write_private,

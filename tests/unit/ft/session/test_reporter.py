@@ -140,6 +140,28 @@ def test_a_record_tells_nothing_before_the_first_step() -> None:
     assert record.status().step == 3
 
 
+def test_tasks_of_one_job_are_one_row_of_steps() -> None:
+    """A task that was finished is progress that was saved, before the next one has saved any."""
+    record = Record(Settings(job_id="9"), SoloComm())
+    record.saving, record.pace = Saving(None, ASYNC), Pace(0.0)
+    record.begin(0, 30, before=10)
+    record.began_at(4)
+    status = record.status()
+    assert (status.step, status.restored_step, status.saved_step) == (14, 14, None)
+    record.saving.saved_step = 8
+    assert record.status().saved_step == 18
+    record.saving.saved_step = None
+    record.begin(0, 30, before=20)
+    record.step, record.first_step_s = 3, 1e9
+    status, progress = record.status(), record.progress()
+    assert (status.step, status.restored_step, status.saved_step) == (23, 14, 20)
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.last_checkpoint_step) == (23, 30, 20)
+    # A task that starts cold restores in the same attempt: what that began with stays.
+    record.began_at(2)
+    assert record.status().restored_step == 14
+
+
 def test_ranks_below_one_torchrun_have_files_of_their_own() -> None:
     path = Path("/s/status-0.json")
     agent = {"TORCHELASTIC_RUN_ID": "x"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -127,3 +128,65 @@ def test_short_words_are_one_line(text: str) -> None:
     line = shorten(text)
     assert len(line) <= 1000
     assert "\n" not in line
+
+
+def _full(number: int, monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Whatever is written into ``directory`` fails with this error."""
+    real = status.replace_text
+
+    def write(path: Path, text: str, mode: int = 0o600) -> None:
+        if path.parent == directory:
+            raise OSError(number, os.strerror(number), str(path))
+        real(path, text, mode)
+
+    monkeypatch.setattr(status, "replace_text", write)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_directory_does_not_hide_what_the_session_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    """A home directory at its quota lost the job though its checkpoint was saved elsewhere."""
+    state = tmp_path / "state"
+    state.mkdir()
+    path = state / "status-77-0-0-0.json"
+    monkeypatch.setattr(status, "_ON_NODE", tmp_path)
+    said = Status(attempt=0, rank=0, pid=1, at_s=10.0)
+    status.write(path, said)
+    _full(number, monkeypatch, state)
+    late = Status(attempt=0, rank=0, pid=1, at_s=20.0, leaving=status.SIGNALLED)
+    status.write(path, late)
+    assert status.read(path) == late
+    assert status.exists(path)
+    assert status.stead(path).parent.stat().st_mode & 0o777 == 0o700
+    path.unlink()
+    assert status.exists(path)
+    status.forget_stead(path)
+    assert status.read(path) is None
+    assert not status.exists(path)
+
+
+def test_the_place_on_the_node_must_be_the_user_s_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Somebody else could have made it, and say that the job may be requeued for ever."""
+    state = tmp_path / "state"
+    state.mkdir()
+    path = state / "status-77-0-0-0.json"
+    monkeypatch.setattr(status, "_ON_NODE", tmp_path)
+    other = status.stead(path)
+    other.parent.mkdir()
+    other.parent.chmod(0o777)
+    other.write_text(Status(attempt=0, rank=0, pid=1, at_s=99.0, leaving="signalled").to_json())
+    assert status.read(path) is None
+    assert not status.exists(path)
+    _full(errno.ENOSPC, monkeypatch, state)
+    with pytest.raises(OSError, match="No space left"):
+        status.write(path, Status(attempt=0, rank=0, pid=1, at_s=20.0))
+
+
+def test_names_of_any_length_have_a_place_on_the_node():
+    deep = Path("/" + "ü" * 200, "x" * 200, "status-77-0-0-0.json")
+    name = status.stead(deep).name
+    assert len(os.fsencode(name)) <= 200
+    assert name.endswith("status-77-0-0-0.json")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.switch import chain as chain_module
 from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, running_chain
 
 TWO = """
@@ -108,3 +109,67 @@ def test_each_switch_has_a_file_of_its_own(tmp_path: Path) -> None:
     first.parent.mkdir(parents=True)
     first.write_text("")
     assert chain.next_timeline() == chain.timeline_path(1)
+
+
+def test_a_broken_append_stops_nobody_and_is_named(file: Path, tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    added = tmp_path / "state" / "chain.d"
+    (added / "000001-bad.yaml").write_text("{name: bad, layers: 3}")
+    (added / "000002-twice.yaml").write_text("{name: cars}")
+    (added / "000003-good.yaml").write_text("{name: good}")
+    tasks, wrong = chain.look(read_chain(file))
+    assert [task.name for task in tasks] == ["birds", "cars", "good"]
+    assert [problem.place.split("/")[-1].split(":")[0] for problem in wrong] == [
+        "000001-bad.yaml",
+        "000002-twice.yaml",
+    ]
+    with pytest.raises(ConfigError, match="000001-bad"):
+        chain.all_tasks(read_chain(file))
+
+
+def one_task(folder: Path, name: str = "late") -> Path:
+    path = folder / f"{name}.yaml"
+    path.write_text(f"{{name: {name}, steps: 3}}")
+    return path
+
+
+def test_a_chain_that_has_ended_takes_no_task_until_it_begins_again(
+    file: Path, tmp_path: Path
+) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    chain.close()
+    with pytest.raises(ConfigError, match="this chain has ended"):
+        chain.append(one_task(tmp_path))
+    assert [task.name for task in chain.all_tasks(chain.given())] == ["birds", "cars"]
+    chain.announce(file)
+    chain.append(one_task(tmp_path))
+    assert [task.name for task in chain.all_tasks(chain.given())] == ["birds", "cars", "late"]
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_an_append_at_the_very_end_is_taken_up_or_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    """The chain closes between the file's appearance and the look at whether it is closed."""
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    monkeypatch.setattr(chain_module, "_REOPEN_S", 0.3)
+    write_once = chain_module.write_once
+
+    def racing(path: Path, content: bytes) -> None:
+        write_once(path, content)
+        chain.close()
+        if seen:
+            assert "late" in [task.name for task in chain.all_tasks(chain.given())]
+            chain.reopen()
+
+    monkeypatch.setattr(chain_module, "write_once", racing)
+    if seen:
+        assert chain.append(one_task(tmp_path)).name == "late"
+    else:
+        with pytest.raises(ConfigError, match="this chain has ended"):
+            chain.append(one_task(tmp_path))
+    names = [task.name for task in chain.all_tasks(chain.given())]
+    assert ("late" in names) is seen, "promised and not there, or the other way round"

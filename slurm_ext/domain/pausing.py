@@ -1,0 +1,132 @@
+"""Requests for a pause and their answers, as they lie in files: data and bounds, no I/O.
+
+The job's own helper obeys them (`slurm_ft.pause`); the command line, and the daemon for operators
+and for itself, write them. A request is about one job and is obeyed once. Its ``credential`` is
+munge's over all of its `PauseAsk.words`, so that neither the file's place nor its owner alone
+decides whose request it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slurm_ext.domain.codec import loads
+from slurm_ext.domain.errors import ProtocolError
+
+PAUSE = "pause"
+RESUME = "resume"
+STATUS = "status"
+VERBS = (PAUSE, RESUME, STATUS)
+ASK_VERSION = 1
+MAX_ASK_BYTES = 16384
+LONGEST_HOLD_S = 30 * 86400.0
+# Files are named PREFIX, what they are about, SUFFIX; see `ask_name` and `answer_name`.
+ASK_PREFIX = "pause-ask-"
+ANSWER_PREFIX = "pause-answer-"
+_SUFFIX = ".json"
+# How a job that was saved and goes back to the queue is told (`PauseAnswer.end`).
+ENDED_SAVED = "saved"
+ENDED_REFUSED = "refused"
+_ID = re.compile(r"[0-9a-f]{16}\Z")
+_JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?\Z")
+
+
+class Rung(StrEnum):
+    """How much a pause gives back.
+
+    HOLD    nothing: the ranks stand still
+    MEMORY  device memory; it comes back on resume
+    JOB     the GPUs: a coordinated save, then the job is requeued
+    """
+
+    HOLD = "nothing"
+    MEMORY = "memory"
+    JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAsk:
+    """One request. ``credential`` is munge's, over `words`."""
+
+    id: str
+    verb: str
+    job_id: str
+    at_s: float
+    rung: Rung = Rung.MEMORY
+    wait_s: float = 60.0
+    hold_s: float = 600.0
+    by: str = ""
+    credential: str = ""
+    version: int = ASK_VERSION
+
+    def words(self) -> str:
+        """What the credential vouches for: all of it."""
+        return json.dumps(
+            [
+                *(self.id, self.verb, self.job_id, self.at_s),
+                *(self.rung, self.wait_s, self.hold_s, self.by),
+            ],
+            separators=(",", ":"),
+        )
+
+    @property
+    def name(self) -> str:
+        """Name of the file of the request."""
+        return f"{ASK_PREFIX}{self.job_id}-{self.id}{_SUFFIX}"
+
+
+@dataclass(frozen=True, slots=True)
+class PauseAnswer:
+    """What has become of a request so far; replaced as it goes on.
+
+    ``end`` is empty while the pause lasts, else one of `slurm_ft.pause.protocol.End`.
+    """
+
+    id: str
+    stage: str
+    epoch: int = 0
+    end: str = ""
+    reason: str = ""
+    ranks: str = ""
+    paused_s: float | None = None
+    ended_s: float | None = None
+    version: int = ASK_VERSION
+
+
+def answer_name(ask_id: str) -> str:
+    """Name of the file of the answer to a request."""
+    return f"{ANSWER_PREFIX}{ask_id}{_SUFFIX}"
+
+
+def is_ask_name(name: str) -> bool:
+    """Whether a file of this name may be a request."""
+    return name.startswith(ASK_PREFIX) and name.endswith(_SUFFIX)
+
+
+def parse_ask(text: str, place: str) -> PauseAsk:
+    """Read what anybody may have written, or raise ProtocolError naming ``place``."""
+    ask = loads(PauseAsk, text, place)
+    if ask.version != ASK_VERSION:
+        raise ProtocolError(f"{place}: version {ask.version}, this side knows {ASK_VERSION}")
+    if not _ID.match(ask.id):
+        raise ProtocolError(f"{place}: id={ask.id[:40]!r} is not 16 hexadecimal digits")
+    if not _JOB.match(ask.job_id):
+        raise ProtocolError(f"{place}: job_id={ask.job_id[:40]!r} is not a job id")
+    if ask.verb not in VERBS:
+        raise ProtocolError(f"{place}: verb={ask.verb[:40]!r}; known are {', '.join(VERBS)}")
+    for name in ("wait_s", "hold_s"):
+        value = getattr(ask, name)
+        if not 0 <= value <= LONGEST_HOLD_S:
+            raise ProtocolError(f"{place}: {name}={value:g} is outside 0..{LONGEST_HOLD_S:g}")
+    return ask
+
+
+def parse_answer(text: str, place: str) -> PauseAnswer:
+    """Read an answer, or raise ProtocolError naming ``place``."""
+    answer = loads(PauseAnswer, text, place)
+    if answer.version != ASK_VERSION:
+        raise ProtocolError(f"{place}: version {answer.version}, this side knows {ASK_VERSION}")
+    return answer

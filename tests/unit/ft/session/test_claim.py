@@ -1,0 +1,115 @@
+"""One session at a time in a checkpoint directory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_ft import status
+from slurm_ft.session import claim
+from slurm_ft.session.settings import Settings
+
+STEP_0 = {"SLURM_STEP_ID": "0"}
+STEP_1 = {"SLURM_STEP_ID": "1"}
+
+
+def settings(tmp_path: Path, step: int, attempt: int = 0, job_id: str = "77") -> Settings:
+    return Settings(
+        job_id=job_id,
+        attempt=attempt,
+        status=tmp_path / f"status-{job_id}-{attempt}-{step}-0.json",
+        checkpoint_dir=tmp_path / "checkpoints",
+        progress_interval_s=0.4,
+    )
+
+
+def say(of: Settings, **more: object) -> None:
+    assert of.status is not None
+    said = status.Status(attempt=of.attempt, rank=0, pid=1, at_s=time.time())
+    status.write(of.status, replace(said, **more))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def renewing() -> Callable[[Settings], threading.Event]:
+    """Starts what a session's reporter does; the event ends it."""
+    events: list[tuple[threading.Event, threading.Thread]] = []
+
+    def begin(of: Settings) -> threading.Event:
+        end = threading.Event()
+
+        def run() -> None:
+            while not end.wait(0.1):
+                say(of)
+
+        thread = threading.Thread(target=run)
+        say(of)
+        thread.start()
+        events.append((end, thread))
+        return end
+
+    yield begin  # type: ignore[misc]
+    for end, thread in events:
+        end.set()
+        thread.join()
+
+
+def test_another_step_that_is_at_work_is_named(
+    tmp_path: Path, renewing: Callable[[Settings], threading.Event]
+):
+    """Two steps with one directory deleted each other's saves and loaded each other's model."""
+    first = settings(tmp_path, 0)
+    assert claim.take(first, STEP_0) == ""
+    renewing(first)
+    words = claim.take(settings(tmp_path, 1), STEP_1)
+    assert f"{tmp_path}/checkpoints: step 0 of this job keeps its checkpoints there" in words
+    assert "--checkpoint-dir" in words
+    elsewhere = replace(settings(tmp_path, 1), checkpoint_dir=tmp_path / "other")
+    assert claim.take(elsewhere, STEP_1) == ""
+
+
+@pytest.mark.parametrize(
+    "end", [{"done": True}, {"failed": "ValueError: x"}, {"leaving": status.SIGNALLED}]
+)
+def test_the_step_before_has_ended(tmp_path: Path, end: dict[str, object]):
+    first = settings(tmp_path, 0)
+    claim.take(first, STEP_0)
+    say(first, **end)
+    begin = time.monotonic()
+    assert claim.take(settings(tmp_path, 1), STEP_1) == ""
+    assert time.monotonic() - begin < 0.3
+
+
+def test_a_step_that_was_killed_costs_a_wait_and_no_more(tmp_path: Path):
+    first = settings(tmp_path, 0)
+    claim.take(first, STEP_0)
+    say(first)
+    begin = time.monotonic()
+    assert claim.take(settings(tmp_path, 1), STEP_1) == ""
+    assert 0.9 < time.monotonic() - begin < 5
+
+
+def test_the_attempt_before_and_the_job_before_are_gone(
+    tmp_path: Path, renewing: Callable[[Settings], threading.Event]
+):
+    first = settings(tmp_path, 0)
+    claim.take(first, STEP_0)
+    renewing(first)
+    assert claim.take(settings(tmp_path, 1, attempt=1), STEP_1) == ""
+    claim.take(first, STEP_0)
+    assert claim.take(settings(tmp_path, 1, job_id="78"), STEP_1) == ""
+
+
+def test_a_claim_that_cannot_be_read_or_written_keeps_nobody_away(tmp_path: Path):
+    mine = settings(tmp_path, 1)
+    mine.checkpoint_dir.mkdir()
+    (mine.checkpoint_dir / claim.CLAIM).write_text('{"job_id": 7')
+    assert claim.take(mine, STEP_1) == ""
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert claim.take(replace(mine, checkpoint_dir=blocked / "x"), STEP_1) == ""
+    assert claim.take(Settings(), {}) == ""

@@ -1,0 +1,216 @@
+"""ft-run where its surroundings are hostile: what is inherited, stopped, full, or somebody else's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_ft import exits
+from tests.wrappers.launched import ROOT, Slurm, await_true, finish, program, ready
+
+SHOW = (
+    "--",
+    sys.executable,
+    "-c",
+    "import json, os, sys; json.dump(dict(os.environ), sys.stdout)",
+)
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs files of another user")
+SOMEBODY = 54321
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    return Slurm(tmp_path)
+
+
+def environment_of(slurm: Slurm, *options: str, **variables: str) -> dict[str, str]:
+    code, out, err = slurm.run(*options, *SHOW, **variables)
+    assert code == 0, err
+    found: dict[str, str] = json.loads(out)
+    return found
+
+
+def leave(slurm: Slurm, *options: str, **variables: str) -> tuple[int, str, str]:
+    """Start the program, ask it to leave, and wait for the end."""
+    mark = slurm.root / "ready"
+    process = slurm.start(*options, *program(f"--ready={mark}"), **variables)
+    ready(mark)
+    process.send_signal(signal.SIGUSR2)
+    return finish(process)
+
+
+# -- submitted from inside a task of an array ---------------------------------------------------
+
+
+def test_sig_array_inherited_ids_never_requeue_the_other_job(tmp_path: Path):
+    """sig-array: sbatch inside task 1_3 hands SLURM_ARRAY_* of it to job 77, which is no array."""
+    inherited = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "3"}
+    slurm = Slurm(tmp_path, **inherited)
+    slurm.record(array="")
+    code, _, err = leave(slurm)
+    assert code == exits.REQUEUE
+    assert slurm.calls("requeue") == ["scontrol requeue 77"]
+    assert "SLURM_ARRAY_TASK_ID name 1_3, but this is job 77" in err
+    assert "env -u SLURM_ARRAY_JOB_ID" in err
+
+
+def test_sig_array_a_task_that_nothing_confirms_is_not_requeued(tmp_path: Path):
+    """sig-array: a record that is not this job's says nothing; better lost than another job hit."""
+    slurm = Slurm(tmp_path, SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3")
+    slurm.record(raw="78")
+    _, _, err = leave(slurm)
+    assert slurm.calls("requeue") == []
+    assert "it is not certain that this is 1_3" in err
+    assert "is not requeued" in err
+
+
+def test_what_the_plugin_says_of_the_job_beats_inherited_array_ids(slurm: Slurm):
+    env = environment_of(
+        slurm, SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3", FT_SLURM_JOB="77"
+    )
+    assert env["FT_JOB_ID"] == "77"
+    assert env["FT_CHECKPOINT_DIR"].endswith("/77")
+    env = environment_of(
+        slurm, SLURM_ARRAY_JOB_ID="76", SLURM_ARRAY_TASK_ID="3", FT_SLURM_JOB="77 76_3"
+    )
+    assert (env["FT_JOB_ID"], env["FT_SLURM_JOB"]) == ("76_3", "77 76_3")
+
+
+def test_directories_of_the_outer_job_are_not_the_inner_ones(slurm: Slurm):
+    """Also where they were given on the command line: the inner job would load that checkpoint."""
+    outer = environment_of(
+        slurm, f"--checkpoint-dir={slurm.root}/mine", f"--state-dir={slurm.root}/state"
+    )
+    assert outer["FT_CHECKPOINT_DIR"] == f"{slurm.root}/mine"
+    inner = {k: v for k, v in outer.items() if not k.startswith("SLURM_") and k != "PATH"}
+    env = environment_of(slurm, **inner, SLURM_JOB_ID="78")
+    assert env["FT_CHECKPOINT_DIR"].endswith("ft-checkpoints/78")
+    assert env["FT_STATE_DIR"].endswith("lab-78")
+    # An ft-run below an ft-run of the same job goes on with what was said there.
+    env = environment_of(slurm, **inner)
+    assert env["FT_CHECKPOINT_DIR"] == f"{slurm.root}/mine"
+    assert env["FT_STATE_DIR"] == f"{slurm.root}/state"
+
+
+# -- stopped ------------------------------------------------------------------------------------
+
+_WAIT = """
+import signal
+from slurm_ft.launch.waiting import wait_signal
+waited = {signal.SIGCONT, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, {*waited, signal.SIGALRM})
+signal.sigtimedwait({signal.SIGUSR2}, 0)
+print("ready", flush=True)
+for _ in range(3):
+    info = wait_signal(waited, 0.3)
+    print(None if info is None else info.si_signo, flush=True)
+"""
+
+
+def test_suspended_beyond_a_limit_is_no_signal():
+    """scontrol suspend: sigtimedwait returned what lay on the stack, and ft-run died of it."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WAIT],
+        env={"PYTHONPATH": f"{ROOT / 'wrappers'}:{ROOT}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGSTOP)
+    stat = Path(f"/proc/{process.pid}/stat")
+    await_true(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "stop")
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.6)  # beyond the limit of the wait
+    process.send_signal(signal.SIGCONT)
+    out, _ = process.communicate(timeout=10)
+    heard = out.split()
+    assert process.returncode == 0
+    assert len(heard) == 3
+    assert set(heard) <= {"None", str(int(signal.SIGCONT))}
+
+
+# -- wrong values, on every rank ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_wrong_limit_stops_every_rank_and_not_rank_0_alone(slurm: Slurm, rank: str):
+    """Where rank 0 alone refuses, the others wait for it until their time-outs."""
+    code, _, err = slurm.run(
+        "--max-requeues=foo=3", "--", "true", SLURM_PROCID=rank, SLURM_STEP_NUM_TASKS="2"
+    )
+    assert code == 2
+    assert "--max-requeues=foo=3: 'foo' is no cause" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("FT_GRACE_S", "abc", "FT_GRACE_S=abc: not a time"),
+        ("FT_SIGNALS", "USR9", "FT_SIGNALS=USR9: 'USR9'"),
+        ("FT_REQUEUE", "maybe", "FT_REQUEUE=maybe: not one of"),
+        ("FT_MAX_REQUEUES", "time-limit", "FT_MAX_REQUEUES=time-limit:"),
+        ("FT_CHECKPOINT_INTERVAL", "9-3", "FT_CHECKPOINT_INTERVAL=9-3: the bounds"),
+        ("FT_COLLECTIVE_TIMEOUT_S", "100000", "FT_COLLECTIVE_TIMEOUT_S=100000: a lost rank"),
+    ],
+)
+def test_a_wrong_variable_is_named_and_not_its_option(
+    slurm: Slurm, name: str, value: str, words: str
+):
+    code, _, err = slurm.run("--", "true", **{name: value})
+    assert code == 2
+    assert words in err
+
+
+@pytest.mark.parametrize(("rank", "size"), [("7", "4"), ("x", "4"), ("-1", "4")])
+def test_a_rank_that_does_not_exist_is_refused(slurm: Slurm, rank: str, size: str):
+    """Taken for rank 0, it would decide about the requeue beside the real one."""
+    code, _, err = slurm.run("--", "true", RANK=rank, WORLD_SIZE=size)
+    assert code == 2
+    assert f"RANK={rank} is no rank of WORLD_SIZE={size}" in err
+
+
+# -- somebody else's ----------------------------------------------------------------------------
+
+
+@as_root
+def test_a_plan_that_another_user_has_put_into_the_spool_is_not_used(slurm: Slurm):
+    plan = slurm.root / "spool" / "plans" / "77.json"
+    plan.parent.mkdir(parents=True)
+    configuration = {"gpus": 1, "nodes": 1, "local_batch": 1, "accumulation": 64}
+    document = {
+        "version": 1,
+        "base_id": 77,
+        "attempt": 0,
+        "decision": {"configuration": configuration},
+    }
+    plan.write_text(json.dumps(document))
+    ours = environment_of(slurm, SLURM_GPUS_PER_TASK="1")
+    assert ours["FT_ACCUMULATION"] == "64"
+    os.chown(plan, SOMEBODY, -1)
+    _, out, err = slurm.run(*SHOW, SLURM_GPUS_PER_TASK="1")
+    assert "FT_ACCUMULATION" not in json.loads(out)
+    assert f"is not used: {plan} could not be read: it belongs to user {SOMEBODY}" in err
+
+
+@as_root
+@pytest.mark.parametrize("link", [False, True])
+def test_a_part_of_the_spool_that_another_user_has_made_is_not_used(slurm: Slurm, link: bool):
+    own = slurm.root / "spool" / str(os.getuid())
+    own.parent.mkdir()
+    if link:
+        (slurm.root / "elsewhere").mkdir()
+        own.symlink_to(slurm.root / "elsewhere")
+    else:
+        own.mkdir(mode=0o777)
+        os.chown(own, SOMEBODY, -1)
+    code, out, err = slurm.run(*SHOW)
+    assert code == 0
+    assert "FT_PROGRESS_FILE" not in json.loads(out)
+    assert f"{own}: it is no directory of user {os.getuid()}: progress is not reported" in err
