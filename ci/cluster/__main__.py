@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 
 from ci.cluster import engine, image, registry
+from ci.cluster.daemon import LOG, start_daemon
 from ci.cluster.errors import ClusterError
 from ci.cluster.harness import Cluster
 from ci.cluster.spec import CONTROLLER, ClusterSpec, ConfValue
@@ -47,6 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--no-plugin", action="store_true", help="leave out the SPANK plugin")
     up.add_argument("--no-lua", action="store_true", help="leave out site/*.lua")
     up.add_argument("--product", action="store_true", help="install the Python package too")
+    up.add_argument(
+        "--daemon",
+        action="store_true",
+        help="install it and start the helper daemon, acting, with the starter table",
+    )
     up.add_argument(
         "-c",
         "--conf",
@@ -124,8 +130,11 @@ def _up(args: argparse.Namespace) -> None:
     )
     started = time.monotonic()
     cluster = Cluster.start(spec, keep=True, progress=_say)
-    if args.product:
+    if args.product or args.daemon:
         cluster.install_product()
+    if args.daemon:
+        start_daemon(cluster)
+        _say(f"the daemon acts in main and preempt; its log: {LOG}")
     _say(f"up in {time.monotonic() - started:.1f} s; enter it with")
     _say(f"  ci/slurm enter {cluster.name} -u alice")
     print(cluster.name)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_ext.domain.errors import ConfigError, DataError
@@ -55,7 +57,7 @@ def run_ls(args: argparse.Namespace) -> int:
     """List the chain."""
     chain = find(args.place)
     done = chain.done()
-    tasks = chain.all_tasks(chain.given())
+    tasks, wrong = chain.look(chain.given())
     waiting = {task.name for task in _left(chain)}
     if args.json:
         rows = [
@@ -68,7 +70,7 @@ def run_ls(args: argparse.Namespace) -> int:
             for task in tasks
         ]
         print(json.dumps(rows))
-        return 0
+        return _complain(wrong)
     width = max(4, *(len(task.name) for task in tasks))
     print(f"{'TASK':{width}} {'STEPS':>8} STATE   RESULT")
     for task in tasks:
@@ -76,11 +78,18 @@ def run_ls(args: argparse.Namespace) -> int:
         state = "waits" if task.name in waiting else "done"
         said = "" if record is None else " ".join(f"{k}={v:.4g}" for k, v in record.metrics.items())
         print(f"{task.name:{width}} {task.steps:8} {state:7} {said}".rstrip())
-    return 0
+    return _complain(wrong)
+
+
+def _complain(wrong: Sequence[ConfigError]) -> int:
+    """Name what cannot be trained; 1 if there is any."""
+    for problem in wrong:
+        print(f"slurm-ext: left out: {problem}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def _left(chain: ChainState) -> list[Task]:
-    return remaining(chain.all_tasks(chain.given()), chain.done())
+    return remaining(chain.look(chain.given())[0], chain.done())
 
 
 def find(word: str) -> ChainState:

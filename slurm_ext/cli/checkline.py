@@ -24,7 +24,7 @@ class Line:
     fix: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.level.value:<7}{self.name:<22}{self.found}"
+        text = f"{self.level.value:<7}{self.name:<22} {self.found}"
         return f"{text}: {self.fix}" if self.fix else text
 
 

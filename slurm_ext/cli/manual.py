@@ -125,6 +125,7 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     for action in _actions(parser):
         names = ", ".join(_spelled(name, action) for name in action.option_strings)
         words = action.help or f"See {parser.prog} --help."
+        words = words.replace("%(default)s", str(action.default))
         yield from tagged(names or italic(_value(action)), text(words[0].upper() + words[1:]))
     if parser.epilog:
         yield from verbatim(parser.epilog.splitlines())

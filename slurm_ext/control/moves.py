@@ -6,7 +6,8 @@ room for the moved one, the moved one can save, go back to the queue and start a
 That costs it time, so it is done only where all of this holds:
 
 * Consent. Its owner gave ``--ft-max-pause``, and the predicted absence is shorter.
-* Data. The job itself reported how long a save takes, and its attempts how long its start takes.
+* Data. The job itself reported how long a save takes and when its first step ended, or its
+  attempts how long a start took.
   Nothing is guessed: a job that tells less is left alone.
 * Gain. What the waiting job gains is worth more than what the moved one loses, by a margin, in both
   measures: the objective's (share of a job's work per second, so that a job close to its end is not
@@ -389,6 +390,9 @@ class _Search:
             for attempt in (record.attempts if record is not None else ())
             if attempt.first_step_s is not None and attempt.first_step_s >= attempt.started_s
         ]
+        # Of an attempt that still runs, the attempts tell the start alone.
+        if report.first_step_s is not None and job.start_s is not None:
+            starts.append(max(0.0, report.first_step_s - job.start_s))
         if not starts:
             return f"{name} nothing tells how long it takes to start"
         begun_s = report.first_step_s or job.start_s or report.at_s

@@ -281,7 +281,9 @@ OPTIONS: tuple[Option, ...] = (
         usage="longest pause the job tolerates",
         fix="write minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS, from one second to 30 "
         "days",
-        doc="In Slurm's time grammar: a bare number is minutes.",
+        doc="Consent to be moved: the daemon may let the job save and be requeued where that seats "
+        "a waiting job and the job is expected to train again within this time. In Slurm's time "
+        "grammar: a bare number is minutes.",
     ),
     Option(
         name="max-gpu-hours",

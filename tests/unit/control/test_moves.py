@@ -88,8 +88,9 @@ class Fragments(Site):
         """The job reports, as one under ft-run does, that it has trained for a while."""
         began = self.now - 600.0
         first = None if start_s is None else began + start_s
-        self.report(job, step=100, samples=100 * BATCH, save_s=save_s, first_step_s=began + 20.0)
-        self.record(job, Attempt(0, began, 2, ("n01",), 2, first))
+        self.slurm.find(job).start_s = began
+        self.report(job, step=100, samples=100 * BATCH, save_s=save_s, first_step_s=first)
+        self.record(job, Attempt(0, began, 2, ("n01",), 2))
 
     def asked(self) -> list[PauseAsk]:
         """What lies in the daemon's part of the spool."""
@@ -195,6 +196,16 @@ def test_without_measurements_nobody_moves(
     assert words in site.notes(waiting)
 
 
+def test_a_start_of_an_earlier_attempt_counts(site: Fragments) -> None:
+    """And the longest one does: away for more than the five minutes that are allowed."""
+    mover, _, waiting = fragmented(site, max_pause_s=300)
+    began = site.now - 5000.0
+    site.record(mover, Attempt(0, began, 2, first_step_s=began + 290.0, ended_s=began + 4000.0))
+    site.cycles(2)
+    assert site.asked() == []
+    assert "longer than its owner allows" in site.notes(waiting)
+
+
 def test_reports_of_an_earlier_attempt_do_not_count(site: Fragments) -> None:
     mover, _, waiting = fragmented(site)
     site.slurm.find(mover).restarts = 1
@@ -208,13 +219,108 @@ def test_a_move_that_costs_more_than_it_gains_is_left(site: Fragments) -> None:
     mover, other, waiting = fragmented(site, max_pause_s=2 * 3600)
     site.tells(mover, save_s=900.0)
     # The other one ends soon, and with it the waiting job finds its node.
-    total = 100 * BATCH + int(190.0 * 600)
-    site.report(
-        other, step=100, samples=100 * BATCH, save_s=4.0, total_samples=total, samples_per_s=190.0
-    )
+    ends_in(site, other, 600.0)
     site.cycles(2)
     assert site.asked() == []
     assert "would cost more than it gains" in site.notes(waiting)
+
+
+def ends_in(site: Fragments, job: str, seconds: float) -> None:
+    """The job reports so much work that it ends then."""
+    total = 100 * BATCH + int(190.0 * seconds)
+    site.report(
+        job, step=100, samples=100 * BATCH, save_s=4.0, total_samples=total, samples_per_s=190.0
+    )
+
+
+def test_gpus_do_not_stand_still_for_a_few_seconds_of_a_short_job(site: Fragments) -> None:
+    """A job of ten seconds is worth much to the objective, but 40 s of two GPUs are more."""
+    mover, other, _ = fragmented(site)
+    site.slurm.cancel("3")
+    waiting = site.job(4, samples=3600)
+    ends_in(site, other, 60.0)
+    assert mover
+    site.cycles()
+    assert site.asked() == []
+    assert "would cost more than it gains" in site.notes(waiting)
+
+
+def test_a_job_near_its_end_does_not_move_for_one_of_weeks(site: Fragments) -> None:
+    """GPU-seconds alone would move it: the objective lets short work be done first."""
+    mover = site.running("n01", max_pause_s=600)
+    other = site.running("n02")
+    for job in (mover, other):
+        site.tells(job)
+        ends_in(site, job, 600.0)
+    waiting = site.job(4, samples=10**10)
+    site.slurm.find(mover).start_s = site.now - 600.0
+    site.report(
+        mover,
+        step=100,
+        samples=100 * BATCH,
+        save_s=4.0,
+        total_samples=100 * BATCH + int(190.0 * 600),
+        samples_per_s=190.0,
+        first_step_s=site.now - 590.0,
+    )
+    site.cycles()
+    assert site.asked() == []
+    assert "would cost more than it gains" in site.notes(waiting)
+
+
+def test_one_move_at_a_time(tmp_path: Path) -> None:
+    """Two pairs of fragments and two who wait: the second move comes when the first has ended."""
+    site = Fragments(tmp_path, nodes=4)
+    movers = [site.running(node, max_pause_s=600) for node in ("n01", "n02", "n03", "n04")]
+    for job in movers:
+        site.tells(job)
+    site.job(4)
+    site.job(4)
+    site.cycles(3)
+    (ask,) = site.asked()
+    site.answers(ask, "saved")
+    site.slurm.requeue(ask.job_id)
+    site.cycles(2)
+    assert len([row for row in site.rows() if not row.outcome]) <= 2
+
+
+def test_too_few_free_gpus_are_no_fragments(site: Fragments) -> None:
+    _, _, waiting = fragmented(site)
+    third = site.job(1)
+    site.slurm._start(site.slurm.find(third), {"n02": 1})
+    site.cycles()
+    assert site.asked() == []
+    assert "way" not in site.notes(waiting)
+
+
+def test_nobody_moves_for_what_a_job_ahead_would_take(site: Fragments) -> None:
+    """Six GPUs on two nodes: the room for four would be gone before the other one sees it."""
+    _, _, waiting = fragmented(site)
+    directive = Directive(
+        model="vit",
+        samples=1000,
+        shape=ShapeKind.RANK_PER_GPU,
+        req=RequestedShape(gpus=6, ntasks=6, gpus_per_task=1),
+    )
+    site.submit(
+        6,
+        auto=False,
+        nodes=2,
+        time_limit_s=60.0,
+        run_s=60.0,
+        admin_comment=f"ft:{directive.to_json()}",
+    )
+    site.cycles()
+    assert site.asked() == []
+    assert "which is ahead, would take the room" in site.notes(waiting)
+
+
+def test_nobody_moves_for_a_job_that_does_not_want_to_start_yet(site: Fragments) -> None:
+    fragmented(site)
+    site.slurm.cancel("3")
+    site.job(4, begin_s=site.now + HOUR)
+    site.cycles(2)
+    assert site.asked() == []
 
 
 def test_the_margin_decides(tmp_path: Path) -> None:
@@ -404,6 +510,15 @@ def test_a_file_of_somebody_else_in_an_operators_directory_is_not_read(
     operator: Fragments,
 ) -> None:
     os.chown(leave(operator, ASK), 4711, 4711)
+    operator.cycles()
+    assert operator.asked() == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="directories of another user need root")
+def test_a_directory_of_somebody_else_under_an_operators_name_is_not_read(
+    operator: Fragments,
+) -> None:
+    os.chown(leave(operator, ASK).parent, 4711, 4711)
     operator.cycles()
     assert operator.asked() == []
 

@@ -78,17 +78,20 @@ def choose_paths(identity: Identity, options: Options) -> Paths:
     """Directories of the job. Outside Slurm there is no state: nothing ever comes back there."""
     paths = Paths()
     paths.spool = options["spool"] if identity.job_id else ""
-    paths.checkpoint_dir = options["checkpoint-dir"] or os.path.join(
-        identity.submit_dir or os.getcwd(), "ft-checkpoints", identity.job_id or "local"
+    # Whole paths: the program may change its directory before the session opens.
+    paths.checkpoint_dir = os.path.abspath(
+        options["checkpoint-dir"]
+        or os.path.join(identity.submit_dir, "ft-checkpoints", identity.job_id or "local")
     )
     if not identity.job_id and not options["state-dir"]:
         return paths
-    paths.state_dir = options["state-dir"] or os.path.join(
-        os.path.expanduser("~"), ".slurm-ext", "state", f"{identity.cluster}-{identity.job_id}"
+    paths.state_dir = os.path.abspath(
+        options["state-dir"]
+        or os.path.join(
+            os.path.expanduser("~"), ".slurm-ext", "state", f"{identity.cluster}-{identity.job_id}"
+        )
     )
-    marks = Marks(
-        paths.state_dir, identity.job_id or "local", identity.attempt, identity.step_id
-    )
+    marks = Marks(paths.state_dir, identity.job_id or "local", identity.attempt, identity.step_id)
     paths.status = marks.status(identity.rank)
     return paths
 
@@ -193,10 +196,9 @@ def compose(
         result[name] = value
         # What was said on a command line is the user's word and goes where the environment goes,
         # but for what is this job's own. FT_SLURM_JOB says itself which job it is about.
-        if name in spoken and spoken[name] in options.given:
-            if name not in _OF_ONE_JOB or environment.get(name) == value:
-                continue
-        if name != variables.SLURM_JOB:
+        said = name in spoken and spoken[name] in options.given
+        users = said and (name not in _OF_ONE_JOB or environment.get(name) == value)
+        if not users and name != variables.SLURM_JOB:
             chosen.append(name)
     result[variables.CHOSEN] = ",".join(sorted({*chosen, variables.CHOSEN}))
     return result

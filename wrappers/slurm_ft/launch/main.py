@@ -108,7 +108,7 @@ def _supervise(
     mask: set[signal.Signals],
 ) -> int:
     marks = Marks(paths.state_dir, identity.job_id, identity.attempt, identity.step_id)
-    if identity.attempt and marks.done_before():
+    if identity.attempt and marks.done_before() and _ended_well(identity, paths):
         if identity.leads:
             from slurm_ft.launch.lead import Lead
 
@@ -198,6 +198,16 @@ def _resume(
     if code:
         _tell(f"the command of --on-resume ended with {code}; the program is not started")
     return code
+
+
+def _ended_well(identity: Identity, paths: Paths) -> bool:
+    """Whether nothing of the attempt before is left to do."""
+    from pathlib import Path
+
+    from slurm_ft.requeue import attempts
+
+    path = Path(paths.state_dir, attempts.file_name(identity.job_id))
+    return attempts.ended_well(path, identity.job_id, identity.attempt - 1)
 
 
 def _has_session(path: str) -> bool:

@@ -2,7 +2,8 @@
 
 Small files instead of messages: the ranks' ft-runs share nothing else, and what they tell each
 other matters only at the end. Names carry job, attempt and step, so that nothing old is believed,
-and nothing of another job where a user keeps all of them in one directory. Where there is no state directory nothing is told, and nobody waits.
+and nothing of another job where a user keeps all of them in one directory. Where there is no state
+directory nothing is told, and nobody waits.
 """
 
 from __future__ import annotations
@@ -81,7 +82,12 @@ class Marks:
             kind, _, rest = name.partition("-")
             job, _, rest = rest.partition("-")
             attempt = rest.partition("-")[0]
-            if kind in _KINDS and job == self._job and attempt.isdigit() and int(attempt) < self._attempt - 1:
+            if (
+                kind in _KINDS
+                and job == self._job
+                and attempt.isdigit()
+                and int(attempt) < self._attempt - 1
+            ):
                 _remove(os.path.join(self._directory, name))
 
     def _path(self, kind: str, rest: str = "") -> str:

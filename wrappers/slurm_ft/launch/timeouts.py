@@ -63,7 +63,10 @@ def order_timeouts(
     environment: Mapping[str, str],
     place: str = "--collective-timeout",
 ) -> Timeouts:
-    """The chain; ``place`` is where the first stands. Raises UsageError where two values of the user contradict each other."""
+    """The chain; ``place`` is where the first value stands.
+
+    Raises UsageError where two values of the user contradict each other.
+    """
     heartbeat_s = _given(environment, HEARTBEAT)
     join_s = _given(environment, variables.INIT_TIMEOUT_S)
     chosen = collective_s

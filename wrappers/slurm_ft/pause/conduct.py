@@ -37,7 +37,8 @@ _MOST_RANKS = 1 << 16
 class Outcome:
     """What is known about one pause. Times are seconds since it was asked for.
 
-    ``end`` is ``None`` while it lasts; ``paused_s`` is when the last rank was paused.
+    ``end`` is ``None`` while it lasts; ``bound_s`` is when the first rank was at its safe point,
+    ``committed_s`` when all were, ``paused_s`` when the last one was paused.
     """
 
     epoch: int
@@ -47,6 +48,8 @@ class Outcome:
     end: End | None = None
     reason: str = ""
     ranks: str = ""
+    bound_s: float | None = None
+    committed_s: float | None = None
     paused_s: float | None = None
     ended_s: float | None = None
 
@@ -173,6 +176,10 @@ class Conductor:
         assert self._drive is not None
         since_s = self._clock() - self._asked_s
         last = replace(self._latest(), stage=self._drive.state.stage)
+        if last.bound_s is None and last.stage not in (Stage.IDLE, Stage.ASKING):
+            last = replace(last, bound_s=since_s)
+        if last.committed_s is None and last.stage in (Stage.RELEASING, Stage.HELD):
+            last = replace(last, committed_s=since_s)
         for effect in effects:
             if isinstance(effect, Tell):
                 last = replace(last, end=effect.end, reason=effect.reason)

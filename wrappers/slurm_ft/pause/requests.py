@@ -30,7 +30,8 @@ from slurm_ext.domain.pausing import (
 )
 
 _UID = re.compile(r"^UID:\s+(?:\S+\s+\()?(\d+)\)?\s*$", re.MULTILINE)
-_STATUS = re.compile(r"^STATUS:\s+Success\b", re.MULTILINE)
+# With --numeric munge 0.5.16 prints the number alone (seen); without it stands in brackets.
+_STATUS = re.compile(r"^STATUS:\s+(?:Success \(0\)|0)\s*$", re.MULTILINE)
 _MUNGE_S = 10.0
 # Clocks of a cluster agree much better: munge asks for it.
 _CLOCKS_S = 5.0

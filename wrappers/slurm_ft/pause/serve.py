@@ -100,7 +100,7 @@ class Helper:
         self._letters = Letterbox(job_id, state_dir, plans, _log.warning, since_s=time.time())
         # Operators cannot look into the state directory; the user's part of the spool they can.
         self._answers = [state_dir]
-        if spool is not None and (spool / str(os.getuid())).is_dir():
+        if spool is not None and spool.is_dir():
             self._answers.append(spool / str(os.getuid()))
         self._open: dict[str, str] = {}
         self._told: dict[str, PauseAnswer] = {}
@@ -229,6 +229,8 @@ class Helper:
         for directory in self._answers:
             try:
                 own = directory == self._state_dir
+                if not own:
+                    directory.mkdir(mode=0o755, exist_ok=True)
                 write_private(answer_path(directory, ask_id), answer, 0o600 if own else 0o644)
             except OSError as exc:
                 _log.warning("%s: no answer can be left there: %s", directory, exc.strerror)

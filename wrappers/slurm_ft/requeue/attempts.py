@@ -22,6 +22,7 @@ from slurm_ext.domain.attempt import (
     Cause,
     parse_attempts,
 )
+from slurm_ext.domain.errors import ProtocolError
 from slurm_ext.domain.request import ATTEMPTS_PREFIX, SUFFIX
 from slurm_ft.status import Status
 
@@ -71,6 +72,19 @@ def store(path: Path, attempts: Attempts) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def ended_well(path: Path, job_id: str, number: int) -> bool:
+    """Whether the last that was heard of an attempt is that its program ended well.
+
+    Of several steps in a script the last one speaks: where it did not end well, those before it are
+    wanted again, such as one that had put data onto the nodes. Not known is no.
+    """
+    try:
+        known = load(path, job_id).attempts
+    except (ProtocolError, OSError):
+        return False
+    return any(a.number == number and a.cause is Cause.COMPLETED for a in known)
 
 
 def begin(attempts: Attempts, attempt: Attempt) -> Attempts:

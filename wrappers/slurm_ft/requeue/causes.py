@@ -108,7 +108,7 @@ def _by_record(record: JobRecord, evidence: Evidence) -> tuple[Cause, str] | Non
     if record.reason == "TimeLimit" or record.state == "TIMEOUT":
         return Cause.TIME_LIMIT, "the time limit was reached"
     if record.restarts > evidence.attempt or record.state in ("PENDING", "REQUEUED"):
-        return Cause.OPERATOR, "somebody has requeued the job already"
+        return Cause.OPERATOR, "somebody has requeued the job"
     if not record.running:
         return Cause.CANCELLED, f"the job was cancelled (state {record.state})"
     if evidence.told and record.end_s is not None:

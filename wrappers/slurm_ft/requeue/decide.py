@@ -79,7 +79,11 @@ def decide(case: Case) -> Answer:
     if record is not None and (
         record.restarts > case.restarts or record.state in ("PENDING", "REQUEUED")
     ):
-        return Answer(By.SOMEBODY, f"{case.words}; the job is in the queue again already")
+        held = "; it is held there until it is released (scontrol release)"
+        return Answer(
+            By.SOMEBODY,
+            f"{case.words}; the job is in the queue again{held if record.held else ''}",
+        )
     if cause is Cause.NODE_FAIL and (record is None or record.requeue):
         return Answer(By.SLURM, f"{case.words}: Slurm requeues the job")
     preempted = cause is Cause.PREEMPTED or (record is not None and record.preempted)

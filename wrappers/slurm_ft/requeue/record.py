@@ -49,6 +49,11 @@ class JobRecord:
         return self.state in _RUNNING
 
     @property
+    def held(self) -> bool:
+        """Whether it will not start before somebody releases it."""
+        return "held" in self.reason.lower()
+
+    @property
     def preempted(self) -> bool:
         """Whether this attempt was preempted."""
         return self.preempt_s is not None and self.preempt_s >= (self.start_s or 0.0)

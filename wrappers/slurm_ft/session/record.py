@@ -38,6 +38,7 @@ class Record:
         self._totals = (total_steps, total_samples)
         self._before = 0
         self._moved_on = False
+        self.of_many = False
         self._path = own_path(settings.status, os.environ)
         self._warned = False
         self.saving: Saving | None = None
@@ -66,6 +67,7 @@ class Record:
         before it, and the sum of all as the total: for them the job is one row of steps, and a
         task that was finished is progress that was saved.
         """
+        self.of_many = True
         self._moved_on = self.restored is not None
         self.step, self._before = step, before
         self._totals = (total_steps, self._totals[1])

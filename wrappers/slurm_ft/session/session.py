@@ -33,7 +33,7 @@ from slurm_ft.session.agreement import Agreed, Agreement, Kind
 from slurm_ft.session.departure import Word
 from slurm_ft.session.errors import SessionError
 from slurm_ft.session.guard import Guard, Leaving, asked_again, stuck_limit_s
-from slurm_ft.session.history import mtbf_s
+from slurm_ft.session.history import earlier_attempts, mtbf_s
 from slurm_ft.session.lost import lost_peer
 from slurm_ft.session.opening import (
     PlanDiffersError,
@@ -252,6 +252,9 @@ class Session:
         loaded = self._exchanged(self._saving.load)
         step = 0 if loaded is None else loaded.step
         self._record.began_at(step)
+        # A task of a chain may well begin although another one has saved.
+        if loaded is None and self.rank == 0 and not self._record.of_many:
+            self._miss_checkpoint()
         if loaded is not None:
             self._position = dict(loaded.position)
             samples = loaded.extra.get(_SAMPLES, 0)
@@ -268,6 +271,18 @@ class Session:
         self._pace = self._record.pace = Pace(time.monotonic())
         self._alive("the first step")
         return step
+
+    def _miss_checkpoint(self) -> None:
+        """Nothing was found: worth a word where an earlier attempt has saved something."""
+        saved = [a for a in earlier_attempts(self._settings) if a.saved_step is not None]
+        if self._saving.possible and saved and saved[-1].number < self._settings.attempt:
+            _log.warning(
+                "%s holds no checkpoint, though attempt %d saved step %d: this one begins at step"
+                " 0; was the directory removed, or its file system not mounted?",
+                self._settings.checkpoint_dir,
+                saved[-1].number,
+                saved[-1].saved_step,
+            )
 
     def step(
         self,

@@ -168,7 +168,7 @@ class ChainState:
     def append(self, path: Path) -> Task:
         """Append the task of a file to the chain; it is checked, and copied as it is."""
         task = read_task(path)
-        if any(task.name == other.name for other in self.all_tasks(self.given())):
+        if any(task.name == other.name for other in self.look(self.given())[0]):
             raise ConfigError(
                 f"{path}: name={task.name!r}", "the chain has a task of this name", "rename it"
             )

@@ -43,6 +43,10 @@ class Incoming:
     position: Mapping[str, Any] = field(default_factory=dict)
     random: Mapping[str, Any] = field(default_factory=dict)
 
+    def keep_only(self, keys: set[str]) -> None:
+        """It has arrived: only a frozen block's clean copy is of use any longer."""
+        self.content = {key: value for key, value in self.content.items() if key in keys}
+
     def seed(self) -> None:
         """Set this process's random states to the task's."""
         torch.manual_seed(self.task.seed)

@@ -161,12 +161,15 @@ class StageSwitch:
         """Host bytes of the old content by block key, when all of it has arrived there."""
         for key, event in self._left.items():
             self._wait(event, f"block {key} of the old task")
+        # Device memory under what was prefetched: the new task may need it from now on.
+        self._old, self._spares = {}, {}
         return self._host
 
     def released(self) -> None:
         """The old content is durable: its host memory may be used again."""
         for thread in self._threads:
             thread.join(self._limit_s)
+        self._incoming = {}
         for buffer in self._host.values():
             self._buffers.give(buffer)
         self._host = {}

@@ -449,7 +449,7 @@ class Relay:
             recorder.add(Kind.SAVE, began, marks.durable_s, label=old.name)
 
         prepared, self._prepared = self._prepared, None
-        held = held_by(trainer)
+        held, frozen = held_by(trainer), frozen_in(trainer)
         if self._how == "naive":
             self._naively(held, incoming, trainer, recorder, note, durable)
         else:
@@ -476,6 +476,7 @@ class Relay:
                     switch.gone()
                     durable()
                     switch.released()
+                    incoming.keep_only(frozen)
 
                 self._beside.do(when_gone)
             self._switch = switch

@@ -141,9 +141,23 @@ def _unmunge(answer: str) -> Callable[[list[str], str], str]:
 
 
 def test_munge_says_who(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As 0.5.16 prints it with --numeric, and as earlier ones do.
+    new = (
+        "STATUS:          0\nENCODE_HOST:     192.168.112.2\nENCODE_TIME:     1795995165\n"
+        "DECODE_TIME:     1795995165\nTTL:             300\nCIPHER:          4\n"
+        "MAC:             5\nZIP:             0\nUID:             1007\n"
+        f"GID:             2000\nLENGTH:          7\n\n{ASK.words()}"
+    )
     good = f"STATUS:           Success (0)\nUID:              1007\nLENGTH: 9\n\n{ASK.words()}"
+    for text in (new, good):
+        monkeypatch.setattr(requests, "_munge", _unmunge(text))
+        assert vouched_by("MUNGE:x", ASK.words()) == 1007
+    monkeypatch.setattr(
+        requests, "_munge", _unmunge(new.replace("STATUS:          0", "STATUS: 17"))
+    )
+    with pytest.raises(ProtocolError):
+        vouched_by("MUNGE:x", ASK.words())
     monkeypatch.setattr(requests, "_munge", _unmunge(good))
-    assert vouched_by("MUNGE:x", ASK.words()) == 1007
     with pytest.raises(ProtocolError, match="another request"):
         vouched_by("MUNGE:x", replace(ASK, hold_s=9.0).words())
     monkeypatch.setattr(requests, "_munge", _unmunge(good.replace("UID:  ", "UID:  alice (")))

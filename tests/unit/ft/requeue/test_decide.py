@@ -242,8 +242,16 @@ def case(cause: Cause, **more: Any) -> Case:
             "--requeue",
         ),
         (case(Cause.TIME_LIMIT, record=replace(RECORD, batch=False)), By.NOBODY, "sbatch"),
-        (case(Cause.OPERATOR, record=replace(RECORD, state="PENDING")), By.SOMEBODY, "already"),
-        (case(Cause.OPERATOR, record=replace(RECORD, restarts=1)), By.SOMEBODY, "already"),
+        (
+            case(Cause.OPERATOR, record=replace(RECORD, state="PENDING")),
+            By.SOMEBODY,
+            "in the queue again",
+        ),
+        (
+            case(Cause.OPERATOR, record=replace(RECORD, restarts=1)),
+            By.SOMEBODY,
+            "in the queue again",
+        ),
         (
             case(Cause.TIME_LIMIT, saved=False, framework="Lightning"),
             By.PROGRAM,
@@ -364,3 +372,12 @@ def test_every_answer_has_a_reason_and_never_means_never(
     if answer.by is By.FT_RUN:
         most = DEFAULT_LIMITS[cause]
         assert most is None or count < most
+
+
+def test_a_job_that_somebody_holds_is_not_promised_to_come_back_by_itself():
+    held = replace(RECORD, state="PENDING", reason="job_requeued_in_held_state")
+    answer = decide(case(Cause.OPERATOR, record=held))
+    assert answer.by is By.SOMEBODY
+    assert "held there until it is released (scontrol release)" in answer.reason
+    free = replace(RECORD, state="PENDING", reason="BeginTime")
+    assert "held" not in decide(case(Cause.OPERATOR, record=free)).reason

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import slurm_ft
+from slurm_ext.domain.attempt import Attempt, Attempts
 from slurm_ext.domain.progress import parse_progress
 from slurm_ft import exits, status, variables
 from slurm_ft.checkpoint.errors import CheckpointError
@@ -301,3 +302,21 @@ def test_no_torch_was_needed() -> None:
 
     assert slurm_ft.session.session is not None
     assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize("saved", [12, None])
+def test_a_checkpoint_directory_that_is_gone_is_worth_a_word(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    saved: int | None,
+):
+    """Weeks of training begun again at step 0 looked like any other start."""
+    monkeypatch.setenv(variables.STATE_DIR, str(tmp_path))
+    monkeypatch.setenv(variables.ATTEMPT, "1")
+    before = Attempts("7", (Attempt(0, 1.0, 1, ended_s=2.0, saved_step=saved),))
+    (tmp_path / "attempts-7.json").write_text(before.to_json())
+    with Program().session() as ft:
+        assert ft.restore() == 0
+    told_so = "holds no checkpoint, though attempt 0 saved step 12" in caplog.text
+    assert told_so == (saved is not None)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ext.cli.main import main
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft.switch import chain as chain_module
 from slurm_ft.switch.chain import ChainState, Done, read_chain, remaining, running_chain
@@ -111,7 +112,9 @@ def test_each_switch_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert chain.next_timeline() == chain.timeline_path(1)
 
 
-def test_a_broken_append_stops_nobody_and_is_named(file: Path, tmp_path: Path) -> None:
+def test_a_broken_append_stops_nobody_and_is_named(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
     chain.announce(file)
     added = tmp_path / "state" / "chain.d"
@@ -126,6 +129,18 @@ def test_a_broken_append_stops_nobody_and_is_named(file: Path, tmp_path: Path) -
     ]
     with pytest.raises(ConfigError, match="000001-bad"):
         chain.all_tasks(read_chain(file))
+    one_task(tmp_path)
+    chain.append(tmp_path / "late.yaml")
+    assert main(["chain", "ls", str(tmp_path / "state")]) == 1
+    said = capsys.readouterr()
+    assert [line.split()[0] for line in said.out.splitlines()[1:]] == [
+        "birds",
+        "cars",
+        "good",
+        "late",
+    ]
+    assert "000001-bad" in said.err
+    assert "000002-twice" in said.err
 
 
 def one_task(folder: Path, name: str = "late") -> Path:
