@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_ext.cli import unseen
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import read_cluster, read_plan
 from slurm_ext.domain.configuration import Candidate
@@ -72,13 +73,24 @@ def run(args: argparse.Namespace) -> int:
 
         return foresee(args.script, args.config, as_json=args.json)
     spool = load_config(args.config).spool
-    document = document_of(spool, args.job)
+    document = _seen_or_recorded(spool, args.job)
     if args.json:
         print(document.to_json())
         return 0
     for line in tell(document, cluster_or_none(spool), time.time()):
         print(line)
     return 0
+
+
+def _seen_or_recorded(spool: Path, job: str) -> PlanDocument:
+    """The job's document, or else what its own ``ft-run`` recorded about it."""
+    try:
+        return document_of(spool, job)
+    except DataError:
+        recorded = unseen.named(spool, [str(base_id_of(job))], (), ())
+        if len(recorded) != 1:
+            raise  # of several nobody knows which one is meant
+        return recorded[0]
 
 
 def base_id_of(text: str) -> int:
@@ -111,9 +123,9 @@ def document_of(spool: Path, job: str) -> PlanDocument:
             )
         else:
             reason, fix = (
-                "nothing is planned for it",
-                "it may have ended, be younger than one cycle, or carry no --ft-* option;"
-                f" squeue -j {base_id} tells whether Slurm knows it",
+                "the daemon knows nothing of it",
+                "it may have ended long ago or within a cycle, be younger than one, or carry no"
+                f" --ft-* option; squeue -j {base_id} tells whether Slurm knows it",
             )
         raise DataError(f"job {job}", reason, fix) from exc
 
@@ -145,7 +157,8 @@ def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> I
     if document.qos:
         head += f", QOS {document.qos}"
     if document.state == ENDED:
-        yield f"{head}: has left the queue; this is what was planned last"
+        last = "" if decision.verdict is Verdict.LEAVE else "; this is what was planned last"
+        yield f"{head}: has left the queue{last}"
     else:
         yield f"{head}: {document.state.lower() or 'unknown'}" + (
             f" (Slurm says: {document.slurm_reason})" if document.slurm_reason else ""
@@ -177,7 +190,8 @@ def _gpus(document: PlanDocument) -> Iterator[str]:
     if document.state not in (JobState.PENDING.value, ENDED):
         yield f"  GPUs    {present} granted ({submitted}): {decision.reason}"
     elif decision.verdict is Verdict.LEAVE:
-        yield f"  GPUs    {present} as submitted; not planned: {decision.reason}"
+        size = "at the end" if document.state == ENDED else "as submitted"
+        yield f"  GPUs    {present} {size}; not planned: {decision.reason}"
         return
     elif decision.verdict is Verdict.START:
         where = f" on {fold(decision.nodes)}" if decision.nodes else ""
@@ -257,11 +271,14 @@ def truth_lines(document: PlanDocument, now: float) -> Iterator[str]:
     ended = [a for a in document.attempts if a.ended_s is not None]
     if ended:
         see = f"slurm-ext queue --attempts -j {document.base_id}"
-        yield f"  Starts  {document.attempt + 1}; {see} lists them"
+        yield f"  Starts  {document.starts}; {see} lists them"
         last = ended[-1]
-        why = f": {last.reason}" if last.reason else ""
         cause = last.cause.value if last.cause is not None else "unknown"
-        yield f"          the last one to end: {cause}{why}"
+        if last.reason.startswith(cause):
+            cause = last.reason
+        elif last.reason:
+            cause += f": {last.reason}"
+        yield f"          the last one to end: {cause}"
 
 
 def considered_lines(document: PlanDocument) -> Iterator[str]:
@@ -317,7 +334,7 @@ def is_stale(whole: ClusterDocument, now: float) -> bool:
 
 
 def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
-    if document.state != ENDED:
+    if document.state != ENDED and document.decision.reason != unseen.UNSEEN:
         stale = whole is not None and is_stale(whole, now)
         word = "the daemon is silent" if stale else _CARRIED_OUT[document.mode]
         since = moment(document.made_s, now)

@@ -59,20 +59,20 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         metavar="TIME",
         default="10m",
         help="resume by itself after this time, e.g. 90s, 10m, 2h, or as Slurm writes times"
-        " (default: %(default)s)",
+        " (default: 10m)",
     )
     parser.add_argument(
         "--release",
         choices=[rung.value for rung in Rung],
         default=Rung.MEMORY.value,
         help="what is given back meanwhile; job saves, requeues the job and keeps it from starting"
-        " for the time of --for (default: %(default)s)",
+        " for the time of --for (default: memory)",
     )
     parser.add_argument(
         "--timeout",
         metavar="TIME",
         default="60s",
-        help="how long a rank may take to come to the end of a step (default: %(default)s)",
+        help="how long a rank may take to come to the end of a step (default: 60s)",
     )
     parser.add_argument("--status", action="store_true", help="tell about the last pause instead")
     add_place(parser)

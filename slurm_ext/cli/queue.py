@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_ext.cli import attempts
+from slurm_ext.cli import attempts, unseen
 from slurm_ext.cli.explain import base_id_of, cluster_or_none, silence
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.control.config import load_config
+from slurm_ext.control.ledger import KEEP_S
 from slurm_ext.control.spool import Spool
 from slurm_ext.domain.document import ENDED, PlanDocument
 from slurm_ext.domain.errors import DataError, SourceMissingError
@@ -61,8 +62,12 @@ def _source(row: _Row) -> str:
 
 
 def _reason(row: _Row) -> str:
-    decision = row.document.decision
-    return f"waits for {decision.waits_for}" if decision.waits_for else decision.reason
+    document, decision = row.document, row.document.decision
+    if document.state == ENDED:
+        return f"has ended: {_cause(row)}" if _cause(row) != "-" else "has left the queue"
+    # What runs waits for nothing, whatever was planned before.
+    waits = document.state == JobState.PENDING.value and decision.waits_for
+    return f"waits for {decision.waits_for}" if waits else decision.reason
 
 
 def _speed(row: _Row) -> str:
@@ -132,7 +137,7 @@ LETTERS: dict[str, Column[_Row]] = {
     "n": Column("STEP", _step, "step that it reports, of all where it says"),
     "F": Column("END", _end, "predicted end of a running job"),
     "f": Column("ENDSOURCE", _end_source, "where that prediction comes from"),
-    "A": Column("STARTS", lambda r: str(r.document.attempt + 1), "how often it was started"),
+    "A": Column("STARTS", lambda r: str(r.document.starts), "how often it was started"),
     "L": Column("LASTEND", _cause, "why its last attempt ended"),
     "c": Column("CHECKPOINT", _checkpoint, "step and age of its last checkpoint"),
 }
@@ -144,7 +149,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "queue",
         help="plan and reason of every job, printed as squeue does",
         description="List the waiting jobs that slurm-ext plans, in planned order, then those that"
-        " it planned and that run. Jobs that have ended are shown for a while when -j names them.",
+        " run. Jobs that have ended are shown for a while when -j names them, and with --attempts.",
         epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}\n"
         f"With --long: {LONG_FORMAT}\n\n"
         f"Format fields with --attempts:\n{letters_help(attempts.LETTERS)}\n"
@@ -200,13 +205,20 @@ def run(args: argparse.Namespace) -> int:
         if not _known(user):
             print(f"slurm-ext: warning: -u {user}: there is no such user", file=sys.stderr)
     partitions = _words(args.partition)
-    ids = {base_id_of(word) for word in _words(args.jobs)}
+    names = _words(args.jobs)
+    ids = {base_id_of(word) for word in names}
+    now = time.time()
+    shown = list(documents.values())
+    if ids:
+        shown += unseen.named(spool, names, shown, users)
+    elif args.attempts:
+        shown += unseen.recent(spool, documents.keys(), users, now - KEEP_S)
     chosen = [
         document
-        for document in documents.values()
+        for document in shown
         if (not users or document.user in users)
         and (not partitions or document.partition in partitions)
-        and (document.base_id in ids if ids else document.state != ENDED)
+        and (document.base_id in ids if ids else args.attempts or document.state != ENDED)
     ]
     chosen.sort(
         key=lambda d: (
@@ -217,7 +229,6 @@ def run(args: argparse.Namespace) -> int:
             d.base_id,
         )
     )
-    now = time.time()
     whole = cluster_or_none(spool)
     if whole is not None and (warning := silence(whole, now)):
         print(f"slurm-ext: warning: {warning}", file=sys.stderr)

@@ -13,11 +13,15 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from slurm_ext.control.decide import Decided
+from slurm_ext.control.delays import COOLING
+from slurm_ext.control.granted import as_started, mode_in
 from slurm_ext.control.observe import Observation
+from slurm_ext.control.outages import out_of_use
 from slurm_ext.control.rules import ActingRules
-from slurm_ext.control.truth import NOTHING_TOLD, Told, worth_telling
+from slurm_ext.control.truth import NOTHING_TOLD, Told, truth_every_s, worth_telling
+from slurm_ext.domain.attempt import Cause
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
-from slurm_ext.domain.job import Job
+from slurm_ext.domain.job import Job, JobState
 from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.plan import Decision, Verdict
 
@@ -26,7 +30,12 @@ from slurm_ext.domain.plan import Decision, Verdict
 FORECAST_S = 60.0
 FORECAST_SHARE = 0.1
 MAX_WRITES = 1000
+# A job's last words are looked for until so long after it was seen to be gone: a shared file system
+# may show a file of another node late, and ft-run writes the end after Slurm has counted it.
+LAST_WORDS_S = 120.0
+UNTOLD = "it left the queue, and its ft-run did not tell how it ended"
 _NOTHING: Mapping[str, tuple[str, ...]] = {}
+_NO_WORDS: Mapping[int, Told] = {}
 _NOBODY: Mapping[str, Told] = {}
 
 
@@ -58,6 +67,7 @@ def build_documents(
     places, totals = _places(jobs, decided.plan.decisions)
     foreign = _foreign_priorities(seen)
     solves = {pool: s for s in decided.plan.solves for pool in s.pool.split(",")}
+    outages = {key: out_of_use(pool.nodes) for key, pool in decided.pools.items()}
     found: dict[int, PlanDocument] = {}
     for decision in chosen:
         job_id = decision.job_id
@@ -84,11 +94,9 @@ def build_documents(
             slurm_reason=job.reason,
             priority=job.priority,
             made_s=decided.plan.made_s,
-            mode=Mode.OBSERVE
-            if mode is Mode.ACTING and not rules.acts.get(job.partition)
-            else mode,
+            mode=mode_in(job.partition, mode, rules),
             policy=decided.plan.policy,
-            decision=decision,
+            decision=_naming(decision, outages.get(decision.pool, "")),
             permit=facts.permit,
             requested_gpus=submitted.gpus if submitted is not None else job.gpus,
             present_gpus=job.gpus,
@@ -106,10 +114,18 @@ def build_documents(
             solve=solves.get(decision.pool),
             ours=entry,
             attempt=job.restarts,
+            starts=job.restarts,
             truth=told.get(job_id, NOTHING_TOLD).truth,
             attempts=told.get(job_id, NOTHING_TOLD).attempts,
         )
     return found
+
+
+def _naming(decision: Decision, outage: str) -> Decision:
+    """The decision with the nodes that it may wait for; a cool-down waits for none."""
+    if not outage or not decision.waits_for or decision.waits_for == COOLING:
+        return decision
+    return replace(decision, waits_for=f"{decision.waits_for}; {outage}")
 
 
 def _places(
@@ -143,6 +159,7 @@ class DocumentKeeper:
     def __init__(self) -> None:
         self._written: dict[int, PlanDocument] = {}
         self._lost: set[int] = set()
+        self._parted_s: dict[int, float] = {}
 
     def lose(self) -> None:
         """What was written lies in the spool no more."""
@@ -172,6 +189,7 @@ class DocumentKeeper:
         of its tasks is pending; its document keeps the array's id, and tells of no single task.
         """
         jobs = list(jobs)
+        every_s = truth_every_s(sum(1 for job in jobs if job.running))
         waiting = {job.base_id for job in jobs if job.pending}
         states = {(job.base_id, job.state.value) for job in jobs}
         changed: dict[int, PlanDocument] = {}
@@ -182,8 +200,10 @@ class DocumentKeeper:
             array = "[" in known.job_id or known.job_id == str(job.base_id)
             job_id = str(job.base_id) if job.array and array else job.job_id
             word = told.get(job_id, NOTHING_TOLD)
-            if (job.base_id, known.state) in states:
-                if known.job_id == job_id and worth_telling(known, word):
+            # Requeued and started again since; of an array's tasks each counts for itself.
+            again = known.job_id == job.job_id and known.attempt != job.restarts
+            if (job.base_id, known.state) in states and not again:
+                if known.job_id == job_id and worth_telling(known, word, every_s):
                     changed[job.base_id] = _with(known, word)
                 continue
             started = replace(
@@ -193,17 +213,53 @@ class DocumentKeeper:
                 present_gpus=job.gpus,
                 slurm_reason="",
                 attempt=job.restarts,
+                starts=job.restarts + 1,
+                decision=as_started(known.decision)
+                if known.state in (JobState.PENDING.value, ENDED)
+                else known.decision,
             )
             changed[job.base_id] = _with(started, word)
         return list(changed.values())[:MAX_WRITES]
 
-    def ended(self, present: Collection[int]) -> list[PlanDocument]:
-        """Documents of jobs that have left the queue since: what was planned, marked as past."""
+    def parting(self, present: Collection[int], now: float) -> list[PlanDocument]:
+        """Documents of jobs that have left the queue and whose last words may still arrive.
+
+        Also of those that left while no daemon looked, where their last start has no end.
+        """
+        for base_id in present:
+            self._parted_s.pop(base_id, None)
+        for base_id, document in self._written.items():
+            if base_id not in present and (document.state != ENDED or _open(document)):
+                self._parted_s.setdefault(base_id, now)
         return [
-            replace(document, state=ENDED, slurm_reason="")
-            for base_id, document in self._written.items()
-            if base_id not in present and document.state != ENDED
-        ][:MAX_WRITES]
+            self._written[base_id]
+            for base_id, since_s in self._parted_s.items()
+            if now - since_s <= LAST_WORDS_S
+        ]
+
+    def ended(
+        self, present: Collection[int], now: float, words: Mapping[int, Told] = _NO_WORDS
+    ) -> list[PlanDocument]:
+        """Documents of jobs that have left the queue: what was planned, marked as past.
+
+        With their last ``words``, by number. A start whose end nobody has told until the last words
+        are due ended, at the latest, when its job was seen to be gone.
+        """
+        changed: list[PlanDocument] = []
+        for base_id, document in self._written.items():
+            since_s = self._parted_s.get(base_id)
+            if base_id in present or (document.state == ENDED and since_s is None):
+                continue
+            past = _with(
+                replace(document, state=ENDED, slurm_reason=""), words.get(base_id, NOTHING_TOLD)
+            )
+            if since_s is not None and now - since_s > LAST_WORDS_S:
+                past = _closed(past, since_s)
+            if past.attempts:
+                past = replace(past, starts=max(past.starts, past.attempts[-1].number + 1))
+            if past != document:
+                changed.append(past)
+        return changed[:MAX_WRITES]
 
     def wrote(self, documents: Collection[PlanDocument]) -> None:
         """These documents lie in the spool now."""
@@ -216,6 +272,7 @@ class DocumentKeeper:
         for base_id in base_ids:
             self._written.pop(base_id, None)
             self._lost.discard(base_id)
+            self._parted_s.pop(base_id, None)
 
     @property
     def known(self) -> frozenset[int]:
@@ -230,6 +287,22 @@ def _with(document: PlanDocument, told: Told) -> PlanDocument:
         truth=told.truth or document.truth,
         attempts=told.attempts or document.attempts,
     )
+
+
+def _open(document: PlanDocument) -> bool:
+    return bool(document.attempts) and document.attempts[-1].ended_s is None
+
+
+def _closed(document: PlanDocument, gone_s: float) -> PlanDocument:
+    """The document with an end of its last start, where that has none."""
+    if not _open(document):
+        return document
+    last = document.attempts[-1]
+    told_s = document.truth.at_s if document.truth is not None else last.started_s
+    # Gone before a daemon looked: the last report is nearer to the end than the daemon's start.
+    at_s = gone_s if gone_s - told_s <= LAST_WORDS_S else told_s
+    end = replace(last, ended_s=max(at_s, last.started_s), cause=Cause.UNKNOWN, reason=UNTOLD)
+    return replace(document, attempts=(*document.attempts[:-1], end))
 
 
 def same(old: PlanDocument | None, new: PlanDocument) -> bool:

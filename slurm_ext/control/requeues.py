@@ -1,22 +1,20 @@
 """Notices jobs that came back to the queue, and why, as far as it can be known.
 
 Slurm's queue tells that a job was requeued (its restart count), never why. The job's own record
-does, where it runs under ``ft-run``; otherwise a node of its last attempt that is down now tells
-enough. No I/O here.
+does, where it runs under ``ft-run``; otherwise, or where that knows only that a peer was lost, a
+node of its last attempt that is down now tells enough. No I/O here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from slurm_ext.control.outages import failed
 from slurm_ext.control.resume import noted
 from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.snapshot import Snapshot
-from slurm_ext.slurm.state import node_flags
-
-_FAILED = frozenset({"DOWN", "FAIL", "FAILING", "ERROR", "NOT_RESPONDING"})
 
 
 class RequeueWatch:
@@ -28,7 +26,7 @@ class RequeueWatch:
 
     def look(self, snapshot: Snapshot) -> None:
         """Take in a snapshot; to be called before `note` asks about its jobs."""
-        self._failed = frozenset(node.name for node in snapshot.nodes if _failed(node.state))
+        self._failed = frozenset(node.name for node in snapshot.nodes if failed(node.state))
         present = {job.job_id: job for job in snapshot.jobs}
         self._nodes = {i: nodes for i, nodes in self._nodes.items() if i in present}
         for job in present.values():
@@ -43,8 +41,3 @@ class RequeueWatch:
         nodes = () if job.running else self._nodes.get(job.job_id, ())
         lost = not self._failed.isdisjoint(nodes)
         return noted(entry, job, attempts.get(job.job_id), lost)
-
-
-def _failed(state: str) -> bool:
-    base, flags = node_flags(state)
-    return base in _FAILED or not _FAILED.isdisjoint(flags)

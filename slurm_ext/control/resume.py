@@ -43,6 +43,9 @@ ORDERLY = frozenset(
     {Cause.PREEMPTED, Cause.TIME_LIMIT, Cause.DAEMON, Cause.OPERATOR, Cause.COMPLETED}
 )
 
+# What a job can say of its end when in truth a node under it failed.
+_MAY_BE_A_NODE = frozenset({None, Cause.UNKNOWN, Cause.LOST_PEER})
+
 
 @dataclass(frozen=True, slots=True)
 class Cooldown:
@@ -58,15 +61,17 @@ def noted(
     """The entry with a requeue that was not noted yet.
 
     Of several that nobody saw, only the last one's time is known, and only it is noted. What the
-    job's own record says about the cause comes before what we saw, a failed node of the job.
+    job's own record says about the cause comes before what we saw, a failed node of the job; but a
+    lost peer on a failed node was lost with it, which no rank on another node can know.
     """
     if entry.restarts is None or job.restarts < entry.restarts:
         return replace(entry, restarts=job.restarts)
     if job.restarts == entry.restarts:
         return entry
     cause = told_cause(attempts, job.restarts - 1)
-    if cause is None:
-        cause = Cause.NODE_FAIL if node_failed else Cause.UNKNOWN
+    if node_failed and cause in _MAY_BE_A_NODE:
+        cause = Cause.NODE_FAIL
+    cause = cause or Cause.UNKNOWN
     # Slurm stamps a requeued job's submit time anew.
     requeues = (*entry.requeues, Requeue(job.submit_s, cause))[-MAX_REQUEUES:]
     return replace(entry, requeues=requeues, restarts=job.restarts)

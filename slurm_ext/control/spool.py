@@ -17,7 +17,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -213,6 +213,29 @@ class Spool:
             {key: history for key, (_, history) in attempts.items()},
             {key: request for key, (_, request) in requests.items()},
         )
+
+    def read_about(self, uid: int, wanted: Container[str]) -> Inbox:
+        """What this user's directory holds about the jobs that are wanted; nothing is remembered.
+
+        For jobs that are in the queue no more: `read_inbox` is for those that are.
+        """
+        progress: dict[tuple[int, str], Progress] = {}
+        attempts: dict[tuple[int, str], Attempts] = {}
+        for kind, job_id, place, _, text in self._user_files(uid):
+            if job_id not in wanted:
+                continue
+            try:
+                if kind == PROGRESS_PREFIX:
+                    report = parse_progress(text(), place)
+                    _same_job(report.job_id, job_id, place)
+                    progress[uid, job_id] = report
+                elif kind == ATTEMPTS_PREFIX:
+                    history = parse_attempts(text(), place)
+                    _same_job(history.job_id, job_id, place)
+                    attempts[uid, job_id] = history
+            except (ProtocolError, OSError) as exc:
+                self._tell(place, str(exc))
+        return Inbox(progress, attempts)
 
     def _user_files(self, uid: int) -> Iterator[tuple[str, str, str, Mark, Callable[[], str]]]:
         """(prefix, job id, place, mark of the content, reader) of each acceptable file."""

@@ -6,7 +6,7 @@ predecessor and are not counted again: counters of Prometheus begin at zero with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from slurm_ext.control.metrics import Metrics
 from slurm_ext.control.observe import Observation
@@ -61,10 +61,10 @@ class AttemptTally:
         self._counted: dict[str, frozenset[tuple[str, int]]] | None = None
 
     def notice(self, attempts: Mapping[str, Attempts]) -> None:
-        """Count what is new in these records."""
+        """Count what is new in these records; a job that is absent for a while is still known."""
         first = self._counted is None
         known = self._counted or {}
-        self._counted = {}
+        self._counted = dict(known)
         for job_id, record in attempts.items():
             before = known.get(job_id, frozenset())
             now = frozenset(self._events(record))
@@ -72,6 +72,12 @@ class AttemptTally:
             if not first:
                 for kind, number in sorted(now - before):
                     self._count(record, kind, number)
+
+    def forget(self, base_ids: Collection[int]) -> None:
+        """These jobs and arrays are gone for good, and their numbers are used again some day."""
+        for job_id in list(self._counted or ()):
+            if self._counted and int(job_id.partition("_")[0]) in base_ids:
+                del self._counted[job_id]
 
     @staticmethod
     def _events(record: Attempts) -> list[tuple[str, int]]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from slurm_ext.control.changes import DecisionLog
 from slurm_ext.control.config import Config
 from slurm_ext.control.decide import Decided
 from slurm_ext.control.delays import COOLING
 from slurm_ext.control.documents import DocumentKeeper, build_documents
+from slurm_ext.control.granted import unplanned
 from slurm_ext.control.ledger import Ledger
 from slurm_ext.control.metrics import Metrics
 from slurm_ext.control.observe import Observation
@@ -22,8 +24,9 @@ from slurm_ext.control.permits import facts_from
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.spool import Spool, SpoolThread
 from slurm_ext.control.tally import AttemptTally, checkpoint_share
-from slurm_ext.control.truth import told_of
-from slurm_ext.domain.document import ClusterDocument, Mode
+from slurm_ext.control.truth import Told, told_of, truth_from
+from slurm_ext.domain.attempt import Attempts
+from slurm_ext.domain.document import ClusterDocument, Mode, PlanDocument
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.estimate.index import ThroughputIndex
@@ -48,6 +51,7 @@ class Teller:
         self._news = DecisionLog()
         self._keeper = DocumentKeeper()
         self._tally = AttemptTally(metrics)
+        self._last_words: dict[str, Attempts] = {}
         self._told = ""
         self._shown_index: ThroughputIndex | None = None
         self._whole_written = False
@@ -148,7 +152,13 @@ class Teller:
         )
         ours = [job for job in seen.snapshot.jobs if job.job_id in seen.directives]
         due += self._keeper.running(ours, told)
-        due += self._keeper.ended({job.base_id for job in seen.snapshot.jobs})
+        known = self._keeper.known.difference(
+            job.base_id for job in seen.snapshot.jobs if job.job_id in seen.broken
+        )
+        due += self._keeper.due(unplanned(seen, shown.plan, ledger, mode, rules, known, told))
+        present = {job.base_id for job in seen.snapshot.jobs}
+        words = self._hear_out(self._keeper.parting(present, seen.now))
+        due += self._keeper.ended(present, seen.now, words)
         due += self._keeper.lost(document.base_id for document in due)
         if due and self._to_spool(lambda spool: spool.write_plans(due)):
             self._keeper.wrote(due)
@@ -170,6 +180,36 @@ class Teller:
         )
         self._whole_written |= self._to_spool(lambda spool: spool.write_cluster(whole))
         self._show_table(seen.sources)
+
+    def _hear_out(self, gone: Sequence[PlanDocument]) -> dict[int, Told]:
+        """The last words of jobs that have left the queue, by number: their last step, their end.
+
+        They are written as a job ends, so that the cycle that saw it run last came too early.
+        """
+        self._last_words = {}
+        wanted: dict[int, dict[str, int]] = {}
+        for document in gone:
+            if document.uid is not None:
+                wanted.setdefault(document.uid, {})[document.job_id] = document.base_id
+        found: dict[int, Told] = {}
+        for uid, jobs in wanted.items():
+            if self.spool is None:
+                break
+            try:
+                inbox = self.spool.call(partial(Spool.read_about, uid=uid, wanted=set(jobs)))
+            except SourceMissingError as exc:
+                self._complain(str(exc))
+                break
+            for job_id, base_id in jobs.items():
+                record = inbox.attempts.get((uid, job_id))
+                report = inbox.progress.get((uid, job_id))
+                if record is not None:
+                    self._last_words[job_id] = record
+                found[base_id] = Told(
+                    None if report is None else truth_from(report),
+                    () if record is None else record.attempts,
+                )
+        return found
 
     def _look_for_losses(self) -> None:
         """Where somebody emptied the spool beside us, everything is written once more."""
@@ -201,6 +241,7 @@ class Teller:
 
     def forget(self, gone: frozenset[int]) -> None:
         """Remove the documents of jobs that have long left the queue."""
+        self._tally.forget(gone)
         known = gone & self._keeper.known
         if known and self._to_spool(lambda spool: spool.remove_plans(known)):
             self._keeper.forget(known)
@@ -237,7 +278,7 @@ class Teller:
         for verdict in Verdict:
             metrics.jobs.labels(verdict.value).set(counts[verdict])
         metrics.cooling.set(sum(1 for d in shown.plan.decisions.values() if d.waits_for == COOLING))
-        self._tally.notice(seen.attempts)
+        self._tally.notice({**self._last_words, **seen.attempts})
         share = checkpoint_share(seen)
         if share is not None:
             metrics.checkpoint_share.set(share)

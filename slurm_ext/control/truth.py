@@ -16,8 +16,10 @@ from slurm_ext.domain.estimate import Estimate
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.progress import Progress
 
-# A running job's document follows its reports at this distance: a thousand jobs that report every
-# few seconds must not make the daemon write a thousand files in every cycle.
+# Documents written for reports alone, per second: a thousand jobs that report every few seconds
+# must not make the daemon write a thousand files in every cycle. Few jobs are followed closely.
+TRUTHS_PER_S = 33.0
+# However many jobs run, a document follows its job's reports at this distance.
 TRUTH_EVERY_S = 30.0
 
 
@@ -43,14 +45,22 @@ def told_of(seen: Observation, ends: Mapping[str, Estimate]) -> dict[str, Told]:
         if report is None and record is None:
             continue
         found[job.job_id] = Told(
-            None if report is None else _truth(job, report, ends.get(job.job_id)),
+            None if report is None else truth_from(report, _end(job, report, ends)),
             () if record is None else record.attempts,
         )
     return found
 
 
-def worth_telling(document: PlanDocument, told: Told) -> bool:
-    """Whether a running job's document has to be written again for what the job told since."""
+def truth_every_s(running: int) -> float:
+    """At which distance documents follow reports while so many jobs run."""
+    return min(TRUTH_EVERY_S, running / TRUTHS_PER_S)
+
+
+def worth_telling(document: PlanDocument, told: Told, every_s: float = TRUTH_EVERY_S) -> bool:
+    """Whether a running job's document has to be written again for what the job told since.
+
+    ``every_s`` is how far the last report told has to lie back for a new one to be worth it.
+    """
     old, new = document.truth, told.truth
     if told.attempts and told.attempts != document.attempts:
         return True
@@ -58,10 +68,16 @@ def worth_telling(document: PlanDocument, told: Told) -> bool:
         return False
     if old is None or old.attempt != new.attempt:
         return True
-    return old.checkpoint_step != new.checkpoint_step or new.at_s - old.at_s >= TRUTH_EVERY_S
+    return old.checkpoint_step != new.checkpoint_step or new.at_s - old.at_s >= every_s
 
 
-def _truth(job: Job, report: Progress, ends_s: Estimate | None) -> Truth:
+def _end(job: Job, report: Progress, ends: Mapping[str, Estimate]) -> Estimate | None:
+    """The expected end, where it is one of the attempt that reported."""
+    return ends.get(job.job_id) if job.running and report.attempt >= job.restarts else None
+
+
+def truth_from(report: Progress, ends_s: Estimate | None = None) -> Truth:
+    """A report as documents show it."""
     return Truth(
         at_s=report.at_s,
         attempt=report.attempt,
@@ -73,5 +89,5 @@ def _truth(job: Job, report: Progress, ends_s: Estimate | None) -> Truth:
         checkpoint_step=report.last_checkpoint_step,
         checkpoint_s=report.last_checkpoint_s,
         save_s=report.save_s,
-        ends_s=ends_s if job.running and report.attempt >= job.restarts else None,
+        ends_s=ends_s,
     )

@@ -100,8 +100,8 @@ class PlanDocument:
     were not, each with its reason. ``requested_gpus`` is what was submitted, ``present_gpus`` what
     Slurm would grant now. ``ours`` is what the daemon has written to the job. ``truth`` is what the
     job itself reported last, ``attempts`` are its starts so far as its ``ft-run`` tells them.
-    ``state`` is Slurm's,
-    or ``ENDED`` once the job has left the queue. A document is written again when what it tells
+    ``attempt`` is Slurm's restart count, ``starts`` how often the job was started so far.
+    ``state`` is Slurm's, or ``ENDED`` once the job has left the queue. A document is written again when what it tells
     changes, so ``made_s`` says since when it holds, not how old the plan is.
     """
 
@@ -132,6 +132,7 @@ class PlanDocument:
     solve: SolveInfo | None = None
     ours: LedgerEntry | None = None
     attempt: int = 0
+    starts: int = 0
     truth: Truth | None = None
     attempts: tuple[Attempt, ...] = ()
     version: int = DOCUMENT_VERSION

@@ -60,6 +60,20 @@ def test_eligible_121s_a_requeued_job_starts_soon_on_the_same_nodes(
     assert worst_s <= statistics.median(short)
 
 
+@pytest.mark.timeout(120)
+def test_a_hasty_daemon_loses_no_job_to_a_revoked_credential(
+    installed: Cluster, daemon: Daemon
+) -> None:
+    """A start in the second in which the last attempt ended would fail the job for good."""
+    daemon.stop()
+    daemon.prepare(cycle_s=0.2)
+    daemon.start()
+    daemon.wait_cycles(1)
+    nodes = [node for node in installed.spec.node_names() for _ in range(4)]
+    holds = ft_hold.measure(installed, *nodes, ours=True)
+    assert [hold.before for hold in holds] == [hold.after for hold in holds] == nodes
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
 def test_slurms_own_delay_is_what_it_announces(installed: Cluster) -> None:

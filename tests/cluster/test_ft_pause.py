@@ -285,7 +285,9 @@ def test_the_daemon_moves_a_job_out_of_the_way(
     try:
         ranks.wait(lambda: ranks.job(waiting)["JobState"] == "RUNNING", 60, "the waiting job")
     except ClusterTimeoutError as exc:
-        raise AssertionError(f"{exc}\n{daemon.sh(f'tail -40 {LOG}')}\n{mover.output()}") from exc
+        told = as_user(ranks, "alice", "explain", str(waiting)).stdout
+        log = daemon.sh(f"tail -40 {LOG}; cat {SPOOL}/*/progress-*")
+        raise AssertionError(f"{exc}\n{told}\n{log}\n{mover.output()}") from exc
     assert ranks.job(waiting)["NodeList"] == "n2"
     mover.wait(lambda: mover.last_step(1) > 0, 60, "second attempt")
     assert mover.facts()["NodeList"] == "n1"

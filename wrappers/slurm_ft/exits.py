@@ -14,4 +14,7 @@ ABANDONED = 86
 # A rank agreed to a pause and cannot learn what was decided: requeue from the last checkpoint.
 UNDECIDED = 87
 
+# The session cannot be opened (a wrong state, a directory without rights): an error of the user's.
+REFUSED = 1
+
 ASKS_FOR_REQUEUE = frozenset({REQUEUE, ABANDONED, UNDECIDED})

@@ -59,6 +59,7 @@ class Status:
     of a whole save, ``stall_s`` the time that training stood still for saves. ``leaving`` is one
     of the words above; ``failed`` the exception with which the program's own code ended.
     ``heard`` is the signal that was heard, ``done`` says that the session ended in order.
+    ``save_error`` is why the last save failed, empty where it succeeded.
     """
 
     attempt: int
@@ -76,6 +77,7 @@ class Status:
     heard: str | None = None
     done: bool = False
     note: str = ""
+    save_error: str = ""
     version: int = STATUS_VERSION
 
     def to_json(self) -> str:

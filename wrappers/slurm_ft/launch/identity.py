@@ -23,6 +23,8 @@ _MPI = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
 )
+# Programs that start the ranks of a whole job from one place.
+_STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
 # Programs that number the ranks of their node themselves.
 _LAUNCHERS = frozenset({"torchrun", "accelerate"})
 _LAUNCHER_MODULES = frozenset(
@@ -90,6 +92,25 @@ class Identity:
         if "_" in self.job_id:
             words.append(self.job_id)
         return " ".join(words) if self.slurm_id else ""
+
+    def alone(self, command: Sequence[str], environment: Mapping[str, str]) -> str:
+        """What to tell of a job of many tasks that runs this one rank alone, if it does.
+
+        A script without ``srun`` would train on one of its nodes and end well.
+        """
+        if not self.job_id or self.in_step or self.size > 1 or "RANK" in environment:
+            return ""
+        if command and os.path.basename(command[0]) in _STARTERS:
+            return ""
+        tasks = number(environment, "SLURM_NTASKS", 1)
+        nodes = number(environment, "SLURM_JOB_NUM_NODES", 1)
+        if nodes == 1 and (tasks == 1 or self.launcher):
+            return ""
+        has = f"{tasks} tasks" if tasks > 1 else f"{nodes} nodes"
+        return (
+            f"this job has {has}, and ft-run was not started by srun: one rank on one node trains"
+            f" alone; write srun ft-run ... (for one rank on purpose: srun --ntasks=1 ft-run ...)"
+        )
 
     def head(self) -> str:
         """Node of rank 0: the first of the step."""

@@ -29,7 +29,7 @@ from slurm_ft.launch.signals import slurm_setting
 from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
 from slurm_ft.launch.waiting import wait_signal
 from slurm_ft.requeue import act, attempts
-from slurm_ft.requeue.causes import Evidence, classify
+from slurm_ft.requeue.causes import MOST_WORDS, Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
 from slurm_ft.requeue.limits import parse_limits
 from slurm_ft.requeue.record import JobRecord, parse_record
@@ -272,6 +272,9 @@ class Lead:
         if cause is Cause.COMPLETED and self._slurm_may_return_it(evidence, until):
             self._marks.done()
         answer = self._decide(cause, words, evidence, ending, until)
+        if said is not None and said.save_error:
+            lost = said.save_error[:MOST_WORDS]
+            answer = replace(answer, reason=f"{answer.reason}; last save failed: {lost}")
         self._keep(evidence, cause, answer, ending)
         if answer.by is By.FT_RUN:
             answer = self._send_back(evidence, cause, answer, ending, until)

@@ -67,6 +67,11 @@ def _run(options: Options, own: dict[str, str]) -> int:
     timeouts = order_timeouts(
         options.seconds("collective-timeout"), own, options.places["collective-timeout"]
     )
+    if options["chain"] and not os.path.isfile(options["chain"]):
+        raise UsageError(
+            f"{options.places['chain']}={options['chain']}: no such file; write the tasks into it"
+            " first, or name another"
+        )
     paths = choose_paths(identity, options)
     missing = prepare(paths, identity)
     if paths.spool:
@@ -89,7 +94,13 @@ def _run(options: Options, own: dict[str, str]) -> int:
         command += fill(options.ft_args, environment)
 
     if identity.leads:
-        notes = (missing, settled.note, usr1_warning(signals), *timeouts.warnings)
+        notes = (
+            identity.alone(options.command, own),
+            missing,
+            settled.note,
+            usr1_warning(signals),
+            *timeouts.warnings,
+        )
         for note in notes:
             if note:
                 _tell(note)

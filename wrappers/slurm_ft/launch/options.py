@@ -254,6 +254,11 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
         values[option.name] = text
         given.add(option.name)
         places[option.name] = f"--{option.name}"
+    if values["on-preempt-each"] and not values["on-preempt"]:
+        raise UsageError(
+            "--on-preempt-each runs the command of --on-preempt on every rank, and there is none;"
+            " add --on-preempt=COMMAND"
+        )
     if values["no-requeue"]:
         values["requeue"] = "never"
     for name in ("requeue", "launcher"):
@@ -280,7 +285,12 @@ def _check_interval(text: str, place: str) -> None:
     if text == "auto":
         return
     low, dash, high = text.partition("-")
-    if not dash:
-        to_seconds(text, place)
-    elif to_seconds(low, place) > to_seconds(high, place):
+    try:
+        bounds = [to_seconds(word, place) for word in ((low, high) if dash else (low,))]
+    except UsageError as exc:
+        raise UsageError(
+            f"{place}={text}: no interval; write auto, bounds in seconds such as 120-1800, or"
+            " seconds above 0"
+        ) from exc
+    if bounds[0] > bounds[-1]:
         raise UsageError(f"{place}={text}: the bounds are the wrong way round; write {high}-{low}")

@@ -21,6 +21,8 @@ from slurm_ft.status import Status
 # how long the lead is; Slurm itself sends it up to a minute early.
 LONGEST_LEAD_S = 3600.0
 LEAD_SLACK_S = 90.0
+# Of what a program says, in a reason: 64 attempts share one small file.
+MOST_WORDS = 300
 # By these a rank dies that did nothing wrong: the OOM killer or a person (KILL), NCCL's watchdog
 # after the loss of a peer (ABRT), a node that loses its file system or memory (BUS).
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM})
@@ -95,7 +97,15 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
         return _by_signal(evidence)
     if evidence.code in ASKS_FOR_REQUEUE:
         return Cause.USER_ERROR, f"exit code {evidence.code} without a session that says so"
-    return Cause.USER_ERROR, f"the program ended with {evidence.code}"
+    return Cause.USER_ERROR, f"the program ended with {evidence.code}{_its_words(evidence.status)}"
+
+
+def _its_words(status: Status | None) -> str:
+    """The exception that the session saw; an exit by the program's own choice says nothing more."""
+    failed = status.failed if status is not None else None
+    if not failed or failed.startswith("SystemExit"):
+        return ""
+    return f": {failed[:MOST_WORDS]}"
 
 
 def _by_record(record: JobRecord, evidence: Evidence) -> tuple[Cause, str] | None:

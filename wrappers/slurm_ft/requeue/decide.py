@@ -85,7 +85,7 @@ def decide(case: Case) -> Answer:
             f"{case.words}; the job is in the queue again{held if record.held else ''}",
         )
     if cause is Cause.NODE_FAIL and (record is None or record.requeue):
-        return Answer(By.SLURM, f"{case.words}: Slurm requeues the job")
+        return Answer(By.SLURM, f"{case.words}: Slurm requeues the job{_from_zero(case)}")
     preempted = cause is Cause.PREEMPTED or (record is not None and record.preempted)
     if preempted and case.preempt_mode == "REQUEUE" and _requeueable(record):
         # Whatever the cause: Slurm takes every end within the grace for that of the preemption.
@@ -96,8 +96,11 @@ def decide(case: Case) -> Answer:
                 By.FT_RUN, f"{case.words}, and would soon hold it (max_batch_requeue is reached)"
             )
         if cause is Cause.PREEMPTED:
-            return Answer(By.SLURM, f"{case.words} and requeues it")
-        return Answer(By.SLURM, f"{case.words}; Slurm is preempting the job and requeues it")
+            return Answer(By.SLURM, f"{case.words} and requeues it{_from_zero(case)}")
+        return Answer(
+            By.SLURM,
+            f"{case.words}; Slurm is preempting the job and requeues it{_from_zero(case)}",
+        )
     refusal = _forbidden(case)
     if not refusal and case.mode == "auto" and case.framework and cause is not Cause.USER_ERROR:
         return Answer(By.PROGRAM, f"{case.words}; {case.framework} requeues by itself")
@@ -107,6 +110,17 @@ def decide(case: Case) -> Answer:
     delay_s = _delay(case.attempts)
     later = f"; should not start within {delay_s:.0f} s, as it ended soon after its start"
     return Answer(By.FT_RUN, case.words + (later if delay_s else ""), delay_s)
+
+
+def _from_zero(case: Case) -> str:
+    """What to tell where Slurm brings a job back that has saved nothing, as far as is known."""
+    known = any(a.restored_step is not None or a.saved_step is not None for a in case.attempts)
+    if case.saved or known or case.mode == "always" or case.framework:
+        return ""
+    return (
+        "; nothing says that the program saved anything, so it may begin from its start (use a"
+        " session or --on-preempt; --requeue=always where it saves by itself)"
+    )
 
 
 def _requeueable(record: JobRecord | None) -> bool:

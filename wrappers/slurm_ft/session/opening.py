@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_ft import variables
 from slurm_ft.comm import Comm
-from slurm_ft.session import claim
+from slurm_ft.session import claim, shape, trial
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.session.errors import SessionError
 from slurm_ft.session.saving import FunctionStore, StateStore, Store
@@ -76,6 +76,25 @@ def differences(said: Sequence[Mapping[str, Any]]) -> str:
             )
             told.append(f"{name} differs between the ranks: {each}")
     return ". ".join(told)
+
+
+def check_program(comm: Comm, settings: Settings, state: object, *, writes: bool) -> None:
+    """Raise SessionError on every rank where any rank's state, or the directory, is no use.
+
+    ``writes`` says that checkpoints are to be made, and not only read.
+    """
+    words = "" if state is None else shape.fault(state)
+    if not words and comm.rank == 0:
+        words = trial.fault(settings.checkpoint_dir, writes=writes)
+    said = comm.gather(words)
+    told = ""
+    if said is not None and any(said):
+        rank = next(rank for rank, word in enumerate(said) if word)
+        alike = len(set(said)) == 1 or said[rank].startswith(str(settings.checkpoint_dir))
+        told = said[rank] if alike else f"rank {rank}: {said[rank]}"
+    told = comm.broadcast(told)
+    if told:
+        raise SessionError(told)
 
 
 def claim_directory(comm: Comm, settings: Settings) -> None:

@@ -50,6 +50,7 @@ class Record:
         self.rank_compute_s: tuple[float, ...] = ()
         self.word: str | None = None
         self.note = ""
+        self._save_error = ("", -1)
         self.failed: str | None = None
         self.heard: str | None = None
         self.done = False
@@ -83,6 +84,16 @@ class Record:
     def _told_step(self) -> int | None:
         return None if self.step is None else self._before + self.step
 
+    @property
+    def save_error(self) -> str:
+        """Why the last save failed, empty where it did not."""
+        words, count = self._save_error
+        return words if self.saving is None or self.saving.made == count else ""
+
+    @save_error.setter
+    def save_error(self, words: str) -> None:
+        self._save_error = (words, 0 if self.saving is None else self.saving.made)
+
     def status(self) -> status.Status:
         """For ``ft-run``."""
         saving = self.saving
@@ -102,6 +113,7 @@ class Record:
             heard=self.heard,
             done=self.done,
             note=self.note,
+            save_error=self.save_error,
         )
 
     def progress(self) -> Progress | None:

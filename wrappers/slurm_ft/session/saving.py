@@ -157,6 +157,7 @@ class Saving:
         self._asynchronous = mode == ASYNC and store is not None and store.asynchronous
         self._began_s: float | None = None
         self._stall_of_this_s = 0.0
+        self.made = 0  # saves that succeeded
         self.saved_step: int | None = None
         self.saved_at_s: float | None = None  # seconds since the epoch
         self.ended_s = time.monotonic()
@@ -249,6 +250,7 @@ class Saving:
         self.stall_s += still_s
 
     def _note(self, saved: Saved, began_s: float, cost_s: float) -> None:
+        self.made += 1
         self.saved_step = saved.step
         self.saved_at_s = time.time()
         # The store's own figure leaves out how long the program took to come back and finish.

@@ -38,6 +38,7 @@ from slurm_ft.session.lost import lost_peer
 from slurm_ft.session.opening import (
     PlanDiffersError,
     check_alone,
+    check_program,
     claim_directory,
     compare,
     open_store,
@@ -45,7 +46,7 @@ from slurm_ft.session.opening import (
 from slurm_ft.session.pace import Pace
 from slurm_ft.session.record import Record
 from slurm_ft.session.reporter import Reporter, rounded
-from slurm_ft.session.saving import MODES, Saving
+from slurm_ft.session.saving import MODES, Saving, Store
 from slurm_ft.session.settings import Settings, read_settings
 from slurm_ft.session.signals import SignalWatch
 from slurm_ft.session.wishes import Wishes
@@ -173,7 +174,6 @@ class Session:
         self._settings = read_settings(os.environ)
         self._limit_s = self._settings.collective_timeout_s
         self._comm: Comm = comms.choose(self._limit_s, self._group)
-        check_alone(self._comm, os.environ)
         self._record = Record(
             self._settings,
             self._comm,
@@ -181,20 +181,11 @@ class Session:
             total_samples=self._total_samples,
         )
         try:
-            compare(self._comm, self._settings)
-        except PlanDiffersError as exc:
+            store = self._checked_store()
+        except ExchangeLostError:
+            raise
+        except SlurmExtError as exc:
             self._refuse(exc)
-        if self._mode != "none" and (self._state is not None or self._save is not None):
-            claim_directory(self._comm, self._settings)
-        store = open_store(
-            self._comm,
-            self._settings,
-            state=self._state,
-            save=self._save,
-            restore=self._restore,
-            group=self._group,
-            keep=self._keep,
-        )
         self._saving = self._record.saving = Saving(store, self._mode)
         self._agreement = Agreement(self._comm)
         self._wishes = Wishes(
@@ -220,6 +211,26 @@ class Session:
         self._pausing = self._become_pausable()
         self._alive("the program's preparations")
         return self
+
+    def _checked_store(self) -> Store | None:
+        """Find out now what would make the first save fail."""
+        comm, settings = self._comm, self._settings
+        check_alone(comm, os.environ)
+        compare(comm, settings)
+        keeps = self._state is not None or self._save is not None
+        if keeps:
+            check_program(comm, settings, self._state, writes=self._mode != "none")
+            if self._mode != "none":
+                claim_directory(comm, settings)
+        return open_store(
+            comm,
+            settings,
+            state=self._state,
+            save=self._save,
+            restore=self._restore,
+            group=self._group,
+            keep=self._keep,
+        )
 
     def __exit__(
         self,
@@ -446,7 +457,7 @@ class Session:
         except ExchangeLostError:
             raise
         except SlurmExtError as exc:
-            self._record.note = status.shorten(str(exc))
+            self._record.note = self._record.save_error = status.shorten(str(exc))
             if self.rank == 0:
                 _log.error("%s; training goes on, the next save is tried in time", exc)
         self._after_save()
@@ -455,7 +466,17 @@ class Session:
         self._agreement.drain_done(self._limit_s)
         if self._saving.under_way:
             self._saved(self._saving.finish)
-        return self._saving.save(step, self._meta())
+        return self._made(step)
+
+    def _made(self, step: int) -> Saved:
+        """A durable save; where it fails, that is kept for those who ask why the job lost work."""
+        try:
+            return self._saving.save(step, self._meta())
+        except ExchangeLostError:
+            raise
+        except SlurmExtError as exc:
+            self._record.save_error = status.shorten(str(exc))
+            raise
 
     def _after_save(self) -> None:
         self._wishes.saved(self._saving)
@@ -497,10 +518,11 @@ class Session:
             if departure.finish:
                 saving.finish(left_s)
             if departure.save and saving.possible and saving.saved_step != step:
-                saving.save(step, self._meta())
+                self._made(step)
         except ExchangeLostError:
             raise
         except SlurmExtError as exc:
+            self._record.save_error = status.shorten(str(exc))
             note = f"{note}: not saved, because {exc}"
         # Nobody's end may take the others' exchange, or the whole step of srun, down with it.
         self._comm.barrier(self._limit_s)
@@ -548,13 +570,20 @@ class Session:
                 self._abandon(status.LOST_PEER, str(exc))
             raise
 
-    def _refuse(self, exc: PlanDiffersError) -> NoReturn:
-        self._record.word, self._record.note = status.PLAN_DIFFERS, status.shorten(str(exc))
+    def _refuse(self, exc: SlurmExtError) -> NoReturn:
+        """The session cannot be opened. Under ft-run one line a rank, and no traceback each."""
+        told = status.shorten(str(exc))
+        code = exits.ABANDONED
+        if isinstance(exc, PlanDiffersError):
+            self._record.word, self._record.note = status.PLAN_DIFFERS, told
+        else:
+            # Another start would end the same way.
+            self._record.failed, code = told, exits.REFUSED
         if not self._settings.under_ft_run:
             raise exc
         self._record.write_status()
         sys.stderr.write(f"slurm_ft: {exc}\n")
-        raise SystemExit(exits.ABANDONED) from exc
+        raise SystemExit(code) from exc
 
     def _finish(self) -> None:
         """The loop ended: what is under way is ended with it."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
@@ -96,8 +96,15 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Every rank finds the same slip: each says it in one line, and none prints all options."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError("command line", message, f"see {self.prog} --help")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m slurm_ft.train",
         description="Fine-tune a small transformer on data that it makes itself.",
         epilog="Run it in a Slurm job as: srun ft-run -- python -m slurm_ft.train [options]",
