@@ -13,7 +13,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_ext import __version__
 from slurm_ext.domain.errors import SlurmExtError
@@ -38,6 +38,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 def build_parser(wanted: str | None = None) -> argparse.ArgumentParser:
     """The parser; only the sub-command ``wanted`` is filled in, ``None`` fills all."""
+    return _parsers(wanted)[0]
+
+
+def _parsers(
+    wanted: str | None,
+) -> tuple[argparse.ArgumentParser, Mapping[str, argparse.ArgumentParser]]:
+    """The parser, and those of the sub-commands by name."""
     parser = argparse.ArgumentParser(
         prog="slurm-ext",
         description="Makes an ordinary Slurm cluster good at fine-tuning foundation models.",
@@ -50,7 +57,7 @@ def build_parser(wanted: str | None = None) -> argparse.ArgumentParser:
             importlib.import_module(module).register(subparsers)
         else:
             subparsers.add_parser(name, help=words, add_help=False)
-    return parser
+    return parser, subparsers.choices
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     try:
-        parsed = build_parser(wanted).parse_args(arguments)
+        parser, commands = _parsers(wanted)
+        parsed, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            # Of the usage lines that of the sub-command helps.
+            commands.get(wanted, parser).error(f"unrecognized arguments: {' '.join(unknown)}")
         code: int = parsed.run(parsed)
         sys.stdout.flush()
     except SlurmExtError as exc:

@@ -63,14 +63,10 @@ def named(
             missing.add(name)
         elif _TASK.match(name) and document.job_id != name and document.uid is not None:
             tasks.setdefault(document.uid, set()).add(name)
-    found = [
-        _document(uid, record) for uid, record in _records(spool, _uids(spool, users), missing)
-    ]
-    return found + [
-        _document(uid, record)
-        for uid, wanted in tasks.items()
-        for _, record in _records(spool, [uid], wanted)
-    ]
+    found = list(_records(spool, _uids(spool, users), missing))
+    for uid, wanted in tasks.items():
+        found += _records(spool, [uid], wanted)
+    return [_document(uid, record) for uid, record in found]
 
 
 def recent(

@@ -26,7 +26,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_ext.control.decide import Decided
-from slurm_ext.control.lease import begin_s
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.rules import LEASE, MOVE, ActingRules
@@ -219,11 +218,6 @@ class _Search:
         job, facts = self._jobs.get(decision.job_id), self._facts(decision.job_id)
         if job is None or decision.verdict in (Verdict.START, Verdict.LEAVE, Verdict.STOP):
             return None
-        leased = self._ledger.get(job.job_id)
-        until = leased.lease_until_s if leased is not None else None
-        begin = begin_s(job)
-        if begin is not None and begin > self._seen.now and until is None:
-            return None  # its user's own --begin, or Slurm's delay
         if job.held or decision.left_to_slurm or not facts.permit.order or not facts.candidates:
             return None
         if job.dependency or job.licenses or job.array_tasks > 1:

@@ -101,8 +101,8 @@ class PlanDocument:
     Slurm would grant now. ``ours`` is what the daemon has written to the job. ``truth`` is what the
     job itself reported last, ``attempts`` are its starts so far as its ``ft-run`` tells them.
     ``attempt`` is Slurm's restart count, ``starts`` how often the job was started so far.
-    ``state`` is Slurm's, or ``ENDED`` once the job has left the queue. A document is written again when what it tells
-    changes, so ``made_s`` says since when it holds, not how old the plan is.
+    ``state`` is Slurm's, or ``ENDED`` once the job has left the queue. A document is written again
+    when what it tells changes, so ``made_s`` says since when it holds, not how old the plan is.
     """
 
     job_id: str

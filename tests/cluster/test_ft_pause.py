@@ -264,19 +264,18 @@ def test_the_daemon_moves_a_job_out_of_the_way(
 
     whole, *_ = (taken(node, 4) for node in ("n1", "n3", "n4"))
     ranks.wait(lambda: all(ranks.job(j)["JobState"] == "RUNNING" for j in desk.made), 30, "bob")
-    mover = desk.submit(
-        "mover",
-        "ft_train.py --noise --step-s 0.4 --steps 400",
-        *("-N1", "-n2", "--gpus-per-task=1"),
-        "--ft-model=vit-large",
-        "--ft-max-pause=10",
-        ft_run="--checkpoint-interval=2",
-    )
+
+    def training(name: str, *options: str) -> ft.Job:
+        options = ("-N1", "-n2", "--gpus-per-task=1", "--ft-model=vit-large", *options)
+        program = "ft_train.py --noise --step-s 0.4 --steps 1000"
+        return desk.submit(name, program, *options, ft_run="--checkpoint-interval=2")
+
+    mover = training("mover", "--ft-max-pause=10")
     mover.wait_step(12)
     assert mover.facts()["NodeList"] == "n2"
     desk.cancel(whole)
-    half = taken("n1", 2)
-    ranks.wait(lambda: ranks.job(half)["JobState"] == "RUNNING", 60, "the job on half of n1")
+    # Reports as well, so that it is known not to end at any moment; but its owner allows nothing.
+    training("other", "-wn1").wait_step(12)
     waiting = ranks.sbatch(
         sleeper, "-N1", "-n4", "--gres=gpu:4", "--time=5", "--ft-model=vit-large"
     )

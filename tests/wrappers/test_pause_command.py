@@ -47,7 +47,7 @@ esac
 class Job:
     """A paused or running job, and the commands of its user."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *options: str) -> None:
         self.slurm = Slurm(root)
         bin_dir = root / "bin"
         for name, text in (("scancel", _SCANCEL), ("squeue", _SQUEUE)):
@@ -61,7 +61,8 @@ class Job:
         (root / "queue").write_text("RUNNING\n")
         self.steps = root / "steps"
         self.process = self.slurm.start(
-            "--collective-timeout=30", "--", sys.executable, "-c", _PROGRAM, str(self.steps)
+            *("--collective-timeout=30", *options, "--"),
+            *(sys.executable, "-c", _PROGRAM, str(self.steps)),
         )
         await_true(lambda: self.step() > 3 and self.served(), "program and its store")
 
@@ -142,6 +143,35 @@ def test_the_last_rung_requeues_with_a_later_start(job: Job) -> None:
     assert job.slurm.calls("update JobId=77 StartTime=now")[-1].endswith("StartTime=now")
 
 
+def test_a_job_that_would_not_come_back_keeps_its_gpus(tmp_path: Path) -> None:
+    """Saved and gone would be an end, not a pause; the other rungs are open to it."""
+    job = Job(tmp_path, "--requeue=never")
+    try:
+        code, _, err = job.command("pause", "77", "--release=job")
+        assert code == 1
+        assert "refused: the job would not come back: --requeue=never" in err
+        assert not job.stands_still()
+        code, _, err = job.command("pause", "77", "--release=nothing", "--for=1s")
+        assert code == 0, err
+    finally:
+        job.process.kill()
+        job.process.communicate()
+
+
+def test_slurm_that_would_not_requeue_the_job_is_asked(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    scontrol = tmp_path / "bin" / "scontrol"
+    try:
+        scontrol.write_text("#!/bin/sh\necho 'slurm_load_jobs error' >&2\nexit 1\n")
+        code, _, err = job.command("pause", "77", "--release=job")
+        assert code == 1
+        assert "nothing tells whether the job would come back" in err
+        assert not job.stands_still()
+    finally:
+        job.process.kill()
+        job.process.communicate()
+
+
 def test_a_signal_while_paused_saves_and_requeues(job: Job) -> None:
     code, _, err = job.command("pause", "77", "--release=nothing")
     assert code == 0, err
@@ -159,13 +189,19 @@ def test_the_helper_ends_with_its_ft_run(job: Job) -> None:
     await_true(lambda: not job.served(), "end of the helper")
 
 
-def test_a_job_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def somebody_elses(tmp_path: Path, level: str) -> subprocess.CompletedProcess[str]:
+    """A pause of a job of user 4711, by somebody with this AdminLevel."""
     slurm = Slurm(tmp_path)
-    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\necho 4711\n")
-    (tmp_path / "bin" / "squeue").chmod(0o755)
+    for name, text in (
+        ("squeue", "echo 4711"),
+        ("id", '[ "$1" = -u ] && echo 1234 || echo bob'),
+        ("sacctmgr", f"echo 'bob|{level}'"),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
     config = tmp_path / "config.yaml"
     config.write_text(f"spool: {tmp_path / 'no-spool'}\n")
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, "-m", "slurm_ext.cli.main", "pause", "77", f"--config={config}"],
         env=slurm.variables,
         capture_output=True,
@@ -173,8 +209,19 @@ def test_a_job_of_somebody_else_is_refused(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
+
+
+def test_a_job_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    done = somebody_elses(tmp_path, "None")
     assert done.returncode == 1
-    assert "only that user, root and the daemon's" in done.stderr
+    assert "only that user and operators of Slurm" in done.stderr
+
+
+def test_an_operator_without_a_daemon_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "no-spool").mkdir()
+    done = somebody_elses(tmp_path, "Operator")
+    assert done.returncode == 1
+    assert "passes requests of operators on, and is not there" in done.stderr
 
 
 @pytest.mark.parametrize(

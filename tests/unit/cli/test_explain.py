@@ -145,7 +145,7 @@ def test_json_is_the_document_itself(site: Site, capsys: pytest.CaptureFixture[s
 def test_an_unknown_job(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.write()
     assert site.run("explain", "99") == 1
-    assert "job 99: nothing is planned for it; it may have ended" in capsys.readouterr().err
+    assert "job 99: the daemon knows nothing of it; it may have ended" in capsys.readouterr().err
 
 
 def test_no_spool_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -204,7 +204,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     monkeypatch.setattr(time, "time", lambda: MADE_S)
     site = Site(tmp_path)
     site.write(
-        document(3, state="RUNNING", present_gpus=8, attempt=2, truth=told(), attempts=PAST),
+        document(3, state="RUNNING", present_gpus=8, starts=3, truth=told(), attempts=PAST),
         document(8, decision(rank=1)),
     )
     return site
@@ -213,7 +213,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_the_truth_beside_the_estimate(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert running.run("queue", "-h", "-o", "%i|%T|%n|%f|%A|%L|%c", "-j", "3,8") == 0
     waiting, row = lines(capsys)
-    assert waiting == "8|-|-|-|1|-|-"
+    assert waiting == "8|-|-|-|0|-|-"
     assert row.split("|")[:6] == ["3", "351.2", "1200/4000", "progress", "3", "node failure"]
     assert row.split("|")[6] == "1100 00:01:30 ago"
     running.run("queue", "-h", "-o", "%F", "-j", "3")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ext.control import documents
 from slurm_ext.control.delays import COOLING
 from slurm_ext.control.journal import Journal
 from slurm_ext.control.spool import Spool, read_cluster, read_plan
@@ -153,7 +154,8 @@ def test_a_running_jobs_document_follows_its_reports(site):
     assert found.truth.ends_s.value == pytest.approx(found.truth.at_s + left)
 
 
-def test_a_report_is_written_on_only_every_so_often_but_a_checkpoint_at_once(site):
+def test_a_report_is_written_on_only_every_so_often_but_a_checkpoint_at_once(site, monkeypatch):
+    monkeypatch.setattr(documents, "truth_every_s", lambda running: TRUTH_EVERY_S)
     job = running(site)
     site.report(job, step=20)
     site.cycles()

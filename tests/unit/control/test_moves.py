@@ -268,6 +268,20 @@ def test_a_job_near_its_end_does_not_move_for_one_of_weeks(site: Fragments) -> N
     assert "would cost more than it gains" in site.notes(waiting)
 
 
+def test_beside_a_job_that_may_end_at_any_moment_nobody_moves(site: Fragments) -> None:
+    """Of which only the time limit is known; it is no job of ours."""
+    mover = site.running("n01", max_pause_s=600)
+    site.tells(mover)
+    foreign = site.slurm.submit(
+        gpus=2, kind=ShapeKind.SINGLE_NODE, run_s=HOUR, user="bob", uid=4711
+    )
+    site.slurm._start(site.slurm.find(foreign), {"n02": 2})
+    waiting = site.job(4)
+    site.cycles(2)
+    assert site.asked() == []
+    assert "would cost more than it gains" in site.notes(waiting)
+
+
 def test_one_move_at_a_time(tmp_path: Path) -> None:
     """Two pairs of fragments and two who wait: the second move comes when the first has ended."""
     site = Fragments(tmp_path, nodes=4)
