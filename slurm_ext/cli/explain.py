@@ -82,15 +82,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class _NoDocumentError(DataError):
+    """The spool is there, and holds nothing about a job."""
+
+
 def _seen_or_recorded(spool: Path, job: str) -> PlanDocument:
     """The job's document, or else what its own ``ft-run`` recorded about it."""
     try:
         return document_of(spool, job)
-    except DataError:
-        recorded = unseen.named(spool, [str(base_id_of(job))], (), ())
-        if len(recorded) != 1:
-            raise  # of several nobody knows which one is meant
-        return recorded[0]
+    except _NoDocumentError:
+        recorded = unseen.named(spool, {job, str(base_id_of(job))}, (), ())
+        exact = [document for document in recorded if document.job_id == job] or recorded
+        if len(exact) != 1:
+            raise  # of an array's tasks nobody knows which one is meant
+        return exact[0]
 
 
 def base_id_of(text: str) -> int:
@@ -122,11 +127,12 @@ def document_of(spool: Path, job: str) -> PlanDocument:
                 "ask the administrator for its rights",
             )
         else:
-            reason, fix = (
+            raise _NoDocumentError(
+                f"job {job}",
                 "the daemon knows nothing of it",
                 "it may have ended long ago or within a cycle, be younger than one, or carry no"
                 f" --ft-* option; squeue -j {base_id} tells whether Slurm knows it",
-            )
+            ) from exc
         raise DataError(f"job {job}", reason, fix) from exc
 
 
@@ -265,6 +271,8 @@ def truth_lines(document: PlanDocument, now: float) -> Iterator[str]:
             if truth.checkpoint_s is not None:
                 text += f", {about(now - truth.checkpoint_s)} old"
         yield text
+        if truth.save_error:
+            yield f"          its last save failed: {truth.save_error}"
         if truth.ends_s is not None and document.state != ENDED:
             at = truth.ends_s
             yield f"  End     {moment(at.value, now)}; {_SURE[at.source]}"

@@ -103,6 +103,9 @@ def _cause(row: _Row) -> str:
 
 def _checkpoint(row: _Row) -> str:
     truth = row.document.truth
+    if truth is not None and truth.save_error:
+        kept = "none" if truth.checkpoint_step is None else truth.checkpoint_step
+        return f"save fails ({kept})"  # step of the one that is left
     if truth is None or truth.checkpoint_step is None:
         return "-"
     if truth.checkpoint_s is None:
@@ -139,7 +142,9 @@ LETTERS: dict[str, Column[_Row]] = {
     "f": Column("ENDSOURCE", _end_source, "where that prediction comes from"),
     "A": Column("STARTS", lambda r: str(r.document.starts), "how often it was started"),
     "L": Column("LASTEND", _cause, "why its last attempt ended"),
-    "c": Column("CHECKPOINT", _checkpoint, "step and age of its last checkpoint"),
+    "c": Column(
+        "CHECKPOINT", _checkpoint, "step and age of its last checkpoint, or that saving fails"
+    ),
 }
 
 

@@ -68,6 +68,8 @@ def worth_telling(document: PlanDocument, told: Told, every_s: float = TRUTH_EVE
         return False
     if old is None or old.attempt != new.attempt:
         return True
+    if old.save_error != new.save_error:
+        return True
     return old.checkpoint_step != new.checkpoint_step or new.at_s - old.at_s >= every_s
 
 
@@ -90,4 +92,5 @@ def truth_from(report: Progress, ends_s: Estimate | None = None) -> Truth:
         checkpoint_s=report.last_checkpoint_s,
         save_s=report.save_s,
         ends_s=ends_s,
+        save_error=report.save_error,
     )

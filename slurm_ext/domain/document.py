@@ -44,7 +44,7 @@ class Truth:
 
     ``attempt`` is the attempt that reported. ``ends_s`` is the predicted end, ``None`` while the
     job waits. ``checkpoint_s`` is when the last complete checkpoint was written, ``save_s`` how
-    long that took.
+    long that took. ``save_error`` is why the last save failed, empty where it succeeded.
     """
 
     at_s: float
@@ -58,6 +58,7 @@ class Truth:
     checkpoint_s: float | None = None
     save_s: float | None = None
     ends_s: Estimate | None = None
+    save_error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ MAX_SAMPLES = 10**15
 MAX_RATE = 10**9
 MAX_BYTES = 16384
 MAX_RANKS = 4096
+MAX_WORDS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Progress:
     computed per step *before* the collective (afterwards all ranks look alike). ``total_steps``
     and ``total_samples`` are what the program intends in all, over all attempts. ``save_s`` is the
     measured time of the last save, ``stall_s`` the time that training stood still for saves in
-    this attempt. ``restored_step`` is the step that this attempt began from.
+    this attempt. ``restored_step`` is the step that this attempt began from. ``save_error`` is why
+    the last save failed, empty where it succeeded.
     """
 
     job_id: str
@@ -46,6 +48,7 @@ class Progress:
     restored_step: int | None = None
     save_s: float | None = None
     stall_s: float | None = None
+    save_error: str = ""
     version: int = PROGRESS_VERSION
 
     def to_json(self) -> str:
@@ -97,6 +100,10 @@ def parse_progress(text: str, place: str) -> Progress:
         value = optional(key, 0, high)
         return None if value is None else int(value)
 
+    save_error = raw.get("save_error", "")
+    if not isinstance(save_error, str) or len(save_error) > MAX_WORDS:
+        raise ProtocolError(f"{place}: save_error is no text of at most {MAX_WORDS} characters")
+
     return Progress(
         job_id=job_id,
         attempt=int(number("attempt", 0, 10**6)),
@@ -114,4 +121,6 @@ def parse_progress(text: str, place: str) -> Progress:
         restored_step=whole("restored_step", MAX_STEPS),
         save_s=optional("save_s", 0, 10**7),
         stall_s=optional("stall_s", 0, 10**9),
+        # It ends up on a terminal.
+        save_error="".join(c if c.isprintable() else " " for c in save_error),
     )

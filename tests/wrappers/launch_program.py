@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--ready")
     parser.add_argument("--save", type=float, default=0.1)
+    parser.add_argument("--save-error", default="")
     parser.add_argument("--leaving", default=status.SIGNALLED)
     parser.add_argument("--restored", type=int, default=0)
     parser.add_argument("--saved", type=int, default=10)
@@ -42,6 +43,7 @@ def main() -> int:
         pid=os.getpid(),
         at_s=time.time(),
         restored_step=args.restored,
+        save_error=args.save_error,
     )
 
     def tell(**more: object) -> None:

@@ -280,8 +280,11 @@ tasks:
     assert codes(outcomes) == [2, 2], outcomes
     assert done(tmp_path) == {"good": 2, "smaller": 2}
     said = capfd.readouterr().err
+    # Whatever torch has to say on its way out may stand behind it.
+    ends = [line for line in said.splitlines() if "not everything was trained" in line]
+    assert ends, said
     for word in ("shallow: ", "odd: ", "000001-broken.yaml"):
-        assert word in said.splitlines()[-1], said
+        assert word in ends[-1], said
 
 
 def test_steps_lowered_below_what_was_trained_end_the_task_where_it_stands(tmp_path: Path) -> None:

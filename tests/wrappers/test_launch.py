@@ -230,6 +230,8 @@ def test_a_command_that_cannot_run(slurm: Slurm, tmp_path: Path):
         (["--ft-arg={gpu}", "--", "true"], "the names are gpus, nodes"),
         (["--max-requeues=bored=3", "--", "true"], "'bored' is no cause"),
         (["--collective-timeout=1e6", "--", "true"], "--collective-timeout=1e+06"),
+        (["--chain=/nonexistent.yaml", "--", "true"], "--chain=/nonexistent.yaml: no such file"),
+        (["--on-preempt-each", "--", "true"], "add --on-preempt=COMMAND"),
         ([], "no command"),
     ],
 )
@@ -462,6 +464,52 @@ def test_a_program_without_a_session_is_not_requeued_blindly(slurm: Slurm):
     slurm.record(end=soon(60))
     assert leave(slurm, "--requeue=always", behave=("--bare",))[0] == 128 + signal.SIGUSR2
     assert slurm.calls("requeue") == ["scontrol requeue 77"]
+
+
+def test_a_program_that_slurm_brings_back_to_its_start_is_told(slurm: Slurm):
+    """Preempted without a session: it came back, and nobody had said that all work was lost."""
+    began_long_ago(slurm)
+    slurm.record(preempt=f"PreemptTime={soon(0)} ")
+    _, _, err = leave(slurm, behave=("--bare",))
+    assert slurm.calls("requeue") == []
+    assert "requeues it; nothing says that the program saved anything" in err
+    assert "nothing says that the program saved anything" in ledger(slurm)[-1].reason
+
+
+def test_a_failed_save_is_a_reason_in_the_ledger(slurm: Slurm):
+    slurm.record(preempt=f"PreemptTime={soon(0)} ")
+    words = "step 10 is not saved: rank 0: OSError: full"
+    _, _, err = leave(slurm, behave=(f"--save-error={words}",))
+    assert ledger(slurm)[-1].reason.endswith(f"requeues it; last save failed: {words}")
+    assert f"last save failed: {words}; job 77 comes back" in err
+
+
+REFUSED_PROGRAM = """
+import slurm_ft
+with slurm_ft.session(save=lambda directory, step: None) as ft:
+    raise AssertionError("it trains")
+"""
+
+
+def test_a_checkpoint_directory_that_cannot_be_is_an_error_of_the_user_s(slurm: Slurm):
+    """The job trained on, with a line for each failed save, and lost everything."""
+    (slurm.root / "file").write_text("")
+    place = slurm.root / "file" / "ck"
+    argv = (f"--checkpoint-dir={place}", "--", sys.executable, "-c", REFUSED_PROGRAM)
+    code, _, err = slurm.run(*argv)
+    assert code == exits.REFUSED
+    assert slurm.calls("requeue") == []
+    assert "Traceback" not in err
+    (last,) = ledger(slurm)
+    assert last.cause is Cause.USER_ERROR
+    assert last.reason.startswith(f"the program ended with 1: {place}: ")
+
+
+def test_without_srun_a_job_of_two_tasks_is_told(slurm: Slurm):
+    one = {name: "" for name in slurm.variables if name.startswith("SLURM_STEP_")}
+    code, _, err = slurm.run("--", "true", SLURM_NTASKS="2", SLURM_JOB_NUM_NODES="2", **one)
+    assert code == 0
+    assert "this job has 2 tasks, and ft-run was not started by srun" in err
 
 
 def test_the_hook_saves_for_a_program_that_knows_nothing(slurm: Slurm):

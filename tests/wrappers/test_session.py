@@ -353,6 +353,56 @@ def test_ranks_with_different_plans_do_not_begin(tmp_path: Path) -> None:
         assert end.step is None
 
 
+def test_a_model_in_the_place_of_a_mapping_is_refused_on_every_rank(tmp_path: Path) -> None:
+    """It was found out by the first save, which may be the one of the preemption."""
+
+    def run(rank: int) -> Any:
+        prepare(rank, tmp_path)
+        model = torch.nn.Linear(2, 1)
+        with slurm_ft.session(state=model if rank == 1 else {"model": model}):  # type: ignore[arg-type]
+            pytest.fail("the session was opened")
+
+    outcomes = run_ranks(3, run)
+    assert [outcome.code for outcome in outcomes] == [exits.REFUSED] * 3
+    for rank in range(3):
+        assert told(tmp_path, rank).failed == (
+            "rank 1: state= is a Linear and no mapping of names to what is saved: write"
+            ' state={"model": model}'
+        )
+
+
+def test_a_directory_that_takes_no_checkpoint_is_refused_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "ck").write_text("a file")
+
+    def run(rank: int) -> Any:
+        prepare(rank, tmp_path)
+        return train(rank, 5)
+
+    outcomes = run_ranks(2, run)
+    assert [outcome.code for outcome in outcomes] == [exits.REFUSED] * 2
+    for rank in range(2):
+        assert (told(tmp_path, rank).failed or "").startswith(f"{tmp_path / 'ck'}: ")
+
+
+def test_everything_that_torch_has_is_a_state(tmp_path: Path) -> None:
+    def run(rank: int) -> Any:
+        prepare(rank, tmp_path)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        state = {
+            "model": torch.nn.parallel.DistributedDataParallel(model),
+            "optimizer": optimizer,
+            "scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3),
+            "weight": model.weight,
+            "random": {"torch": torch.get_rng_state(), "kind": torch.float32},
+        }
+        with slurm_ft.session(state=state) as ft:
+            ft.step(1)
+            return ft.save().step
+
+    assert values(run_ranks(2, run)) == [1, 1]
+
+
 def test_a_rank_that_trains_alone_among_many_is_refused(tmp_path: Path) -> None:
     """Opened before init_process_group, each rank would take itself for the only one."""
 
@@ -361,8 +411,8 @@ def test_a_rank_that_trains_alone_among_many_is_refused(tmp_path: Path) -> None:
         return train(rank, 5)
 
     outcomes = run_ranks(2, run, distributed=False)
-    assert [outcome.code for outcome in outcomes] == [RANK_ERROR] * 2
-    assert all("WORLD_SIZE=2" in outcome.error for outcome in outcomes)
+    assert [outcome.code for outcome in outcomes] == [exits.REFUSED] * 2
+    assert all("WORLD_SIZE=2" in (told(tmp_path, rank).failed or "") for rank in range(2))
 
 
 def test_the_straggler_shows_before_the_collective(tmp_path: Path) -> None:

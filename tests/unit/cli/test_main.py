@@ -10,6 +10,7 @@ import pytest
 
 from slurm_ext import __version__
 from slurm_ext.cli import main as program
+from slurm_ext.cli import queue
 from slurm_ext.domain.errors import ConfigError
 
 
@@ -31,6 +32,12 @@ def test_version():
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["queue", "--nonsense"]])
 def test_wrong_usage_is_exit_code_two(words):
     assert run(*words).returncode == 2
+
+
+def test_a_mistyped_option_prints_the_usage_of_its_sub_command():
+    done = run("queue", "--lnog")
+    assert done.stderr.startswith("usage: slurm-ext queue ")
+    assert "unrecognized arguments: --lnog" in done.stderr
 
 
 def test_an_error_of_ours_is_one_line_and_exit_code_one(tmp_path):
@@ -86,11 +93,7 @@ def test_an_error_while_running_is_one_line(monkeypatch, capsys):
     def fail(_: object) -> int:
         raise ConfigError("place", "reason", "fix")
 
-    class Parser:
-        def parse_args(self, _: object) -> object:
-            return type("Args", (), {"run": staticmethod(fail)})()
-
-    monkeypatch.setattr(program, "build_parser", lambda _: Parser())
+    monkeypatch.setattr(queue, "run", fail)
     assert program.main(["queue"]) == 1
     assert capsys.readouterr().err == "slurm-ext: error: place: reason; fix\n"
 

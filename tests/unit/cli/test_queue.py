@@ -238,6 +238,17 @@ def test_a_job_that_tells_no_total_shows_its_step(
     assert lines(capsys) == ["1200|1100"]
 
 
+def test_a_save_that_fails_is_seen_in_the_queue(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.write(
+        document(3, state="RUNNING", truth=told(save_error="disk full")),
+        document(4, state="RUNNING", truth=told(save_error="disk full", checkpoint_step=None)),
+    )
+    running.run("queue", "-h", "-o", "%c", "-j", "3,4")
+    assert lines(capsys) == ["save fails (1100)", "save fails (none)"]
+
+
 def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         running.run("queue", "--attempts", "-h", "-o", "%i %n %e %g %N %b %l %c %w %x %q|%C|%R")
@@ -273,6 +284,15 @@ def test_explain_tells_the_truth_too(running: Site, capsys: pytest.CaptureFixtur
     assert "extrapolated from what the job itself reports" in text
     assert "Starts  3; slurm-ext queue --attempts -j 3 lists them" in text
     assert "the last one to end: node failure" in text
+    assert "save failed" not in text
+
+
+def test_explain_tells_that_saving_fails(running: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """All work since the last checkpoint is lost at the next end, and nobody said it."""
+    words = "step 1200 is not saved: rank 0: OSError: full"
+    running.write(replace(document(3), state="RUNNING", truth=told(save_error=words)))
+    assert running.run("explain", "3") == 0
+    assert f"its last save failed: {words}" in capsys.readouterr().out
 
 
 def test_stale_rows_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

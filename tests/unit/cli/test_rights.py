@@ -111,11 +111,7 @@ def test_what_nobody_foresaw_is_one_line_too(monkeypatch, capsys):
     def fail(_: object) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", "/some/place")
 
-    class Parser:
-        def parse_args(self, _: object) -> object:
-            return type("Args", (), {"run": staticmethod(fail)})()
-
-    monkeypatch.setattr(program, "build_parser", lambda _: Parser())
+    monkeypatch.setattr(queue, "run", fail)
     assert program.main(["queue"]) == 1
     line = one_line(capsys)
     assert line.startswith("slurm-ext: error: /some/place: Permission denied; ")

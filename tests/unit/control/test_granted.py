@@ -185,8 +185,10 @@ def test_starts_are_counted_when_they_happen(site):
 def test_a_job_that_was_requeued_and_runs_again_between_two_cycles_is_told_anew(site):
     job = running(site)
     site.slurm.requeue(job)
-    site.slurm.find(job).begin_s = None
-    site.slurm.start(job)
+    site.slurm.advance(5)
+    site.slurm.find(job).begin_s = site.now
+    site.slurm.advance(1)
+    assert site.slurm.find(job).state is JobState.RUNNING
     site.cycles()
     found = plan_of(site, job)
     assert (found.state, found.attempt, found.starts) == ("RUNNING", 1, 2)
@@ -299,3 +301,12 @@ def test_few_running_jobs_are_followed_closely_and_thousands_at_a_distance():
     told = Told(truth_from(Progress("3", 0, 110.0, 2, 2, 1.0, 4)))
     assert worth_telling(known, told, truth_every_s(1))
     assert not worth_telling(known, told, truth_every_s(5000))
+
+
+def test_a_failed_save_is_told_at_once():
+    report = Progress("3", 0, 100.0, 1, 1, 1.0, 4)
+    known = document(3, truth=truth_from(report))
+    told = Told(truth_from(replace(report, at_s=101.0, save_error="full")))
+    assert told.truth is not None
+    assert told.truth.save_error == "full"
+    assert worth_telling(known, told, truth_every_s(5000))

@@ -32,6 +32,8 @@ def test_round_trip() -> None:
         ("rank_compute_s", [1e9]),
         ("rank_compute_s", [0] * 5000),
         ("at_s", None),
+        ("save_error", "x" * 501),
+        ("save_error", 3),
     ],
 )
 def test_every_field_is_bounded(key: str, value: object) -> None:
@@ -39,6 +41,13 @@ def test_every_field_is_bounded(key: str, value: object) -> None:
     raw[key] = value
     with pytest.raises(ProtocolError, match="spool/7"):
         parse_progress(json.dumps(raw), "spool/7")
+
+
+def test_words_of_a_job_cannot_draw_on_a_terminal() -> None:
+    raw = {**json.loads(GOOD.to_json()), "save_error": "disk\n\x1b[2J full"}
+    assert parse_progress(json.dumps(raw), "f").save_error == "disk  [2J full"
+    del raw["save_error"]  # of an older release
+    assert parse_progress(json.dumps(raw), "f").save_error == ""
 
 
 @given(st.text(max_size=200))

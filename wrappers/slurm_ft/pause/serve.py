@@ -130,6 +130,8 @@ class Helper:
                     async with asyncio.timeout(limit_s):
                         await self._either()
         finally:
+            # A job that saved and left takes this process along before it has looked again.
+            self._tell()
             await self._server.stop()
             # Another process of the same attempt may have replaced it; ranks find that one.
             if read_address(path) == address:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_ext.domain.progress import Progress
+from slurm_ext.domain.progress import MAX_WORDS, Progress
 from slurm_ft import status
 from slurm_ft.comm import Comm
 from slurm_ft.session.pace import Pace
@@ -140,6 +140,7 @@ class Record:
             restored_step=self.restored,
             save_s=saving.save_s,
             stall_s=saving.stall_s,
+            save_error=self.save_error[:MAX_WORDS],
         )
 
     def write_status(self) -> None:

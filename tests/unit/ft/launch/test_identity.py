@@ -37,6 +37,30 @@ def identity(env: dict[str, str], *command: str, launcher: str = "auto") -> Iden
     return Identity(env, command or ("python", "train.py"), launcher)
 
 
+@pytest.mark.parametrize(
+    ("env", "command", "words"),
+    [
+        (BATCH, "python", "this job has 4 tasks"),
+        ({**BATCH, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "2"}, "python", "has 2 nodes"),
+        ({**BATCH, "SLURM_JOB_NUM_NODES": "2"}, "torchrun", "has 4 tasks"),
+        # One torchrun on one node is all that such a job needs.
+        ({**BATCH, "SLURM_JOB_NUM_NODES": "1"}, "torchrun", ""),
+        ({**BATCH, "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}, "python", ""),
+        (BATCH, "/usr/bin/mpirun", ""),
+        ({**BATCH, "RANK": "0", "WORLD_SIZE": "1"}, "python", ""),
+        ({**BATCH, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}, "python", ""),
+        (STEP, "python", ""),
+        ({}, "python", ""),
+    ],
+)
+def test_one_rank_of_a_job_of_many_tasks_is_told_to_use_srun(
+    env: dict[str, str], command: str, words: str
+):
+    told = identity(env, command).alone((command,), env)
+    assert words in told
+    assert bool(told) is bool(words)
+
+
 def test_a_task_of_a_step():
     found = identity(STEP)
     assert (found.rank, found.size, found.local_rank) == (3, 4, 0)

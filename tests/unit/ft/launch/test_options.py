@@ -30,11 +30,24 @@ def test_the_command_line_goes_before_the_environment():
 
 
 def test_switches_and_repeats():
-    found = parse(["--no-requeue", "--ft-arg=a", "--ft-arg", "b", "--on-preempt-each", "x"], {})
+    argv = ["--no-requeue", "--ft-arg=a", "--ft-arg", "b", "--on-preempt=s", "--on-preempt-each"]
+    found = parse([*argv, "x"], {})
     assert found["requeue"] == "never"
     assert found.ft_args == ("a", "b")
     assert found.on("on-preempt-each")
     assert not found.on("verbose")
+
+
+def test_a_hook_for_every_rank_needs_a_hook():
+    with pytest.raises(UsageError, match="add --on-preempt=COMMAND"):
+        parse(["--on-preempt-each", "x"], {})
+    assert parse(["--on-preempt-each", "x"], {"FT_ON_PREEMPT": "s"}).on("on-preempt-each")
+
+
+@pytest.mark.parametrize("text", ["soon", "60-soon", "0", "-5"])
+def test_a_bad_interval_is_told_all_three_forms(text: str):
+    with pytest.raises(UsageError, match=f"--checkpoint-interval={text}: .* auto, .*120-1800, or"):
+        parse([f"--checkpoint-interval={text}", "x"], {})
 
 
 @pytest.mark.parametrize(

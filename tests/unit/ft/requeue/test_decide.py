@@ -294,6 +294,54 @@ def test_requeue_storm_each_cause_has_its_own_bound(cause: Cause, most: int):
     assert decide(replace(other, record=replace(RECORD, restarts=50))).by is By.FT_RUN
 
 
+PREEMPTION = {"preempt_mode": "REQUEUE", "record": replace(RECORD, preempt_s=4990.0)}
+
+
+@pytest.mark.parametrize(
+    ("found", "warned"),
+    [
+        (case(Cause.PREEMPTED, saved=False, attempts=[MUTE], **PREEMPTION), True),
+        (case(Cause.NODE_FAIL, saved=False, attempts=[MUTE]), True),
+        (case(Cause.USER_ERROR, saved=False, attempts=[MUTE], **PREEMPTION), True),
+        (case(Cause.PREEMPTED, attempts=[MUTE], **PREEMPTION), False),
+        # It had a session before, and was ended before it could open it again.
+        (
+            case(
+                Cause.PREEMPTED,
+                saved=False,
+                attempts=[*attempts(Cause.PREEMPTED), MUTE],
+                **PREEMPTION,
+            ),
+            False,
+        ),
+        # Who says so knows that it saves by itself.
+        (case(Cause.PREEMPTED, saved=False, attempts=[MUTE], mode="always", **PREEMPTION), False),
+        (
+            case(
+                Cause.PREEMPTED, saved=False, attempts=[MUTE], framework="Lightning", **PREEMPTION
+            ),
+            False,
+        ),
+    ],
+)
+def test_what_slurm_brings_back_without_a_checkpoint_is_told(found: Case, warned: bool):
+    answer = decide(found)
+    assert answer.by is By.SLURM
+    assert ("nothing says that the program saved anything" in answer.reason) is warned
+
+
+@pytest.mark.parametrize(
+    ("failed", "told"),
+    [
+        (None, "the program ended with 1"),
+        ("SystemExit: 1", "the program ended with 1"),
+        ("ValueError: no such layer", "the program ended with 1: ValueError: no such layer"),
+    ],
+)
+def test_an_error_is_told_in_the_session_s_words(failed: str | None, told: str):
+    assert classify(evidence(code=1, status=replace(SESSION, failed=failed)))[1] == told
+
+
 def test_preemption_and_the_daemon_are_not_bounded():
     for cause in (Cause.PREEMPTED, Cause.DAEMON):
         found = case(cause, attempts=attempts(*[cause] * 64), restarts=63)

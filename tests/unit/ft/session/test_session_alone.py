@@ -268,11 +268,69 @@ def test_without_ft_run_and_slurm_there_is_nothing_but_checkpoints(
         ({"keep": 0}, "keep=0"),
         ({"restore": print}, "without save="),
         ({"state": {}, "save": print}, "not both"),
+        ({"state": [print]}, r"write state=\{\"model\": model"),
+        ({"state": {"f": print}}, r'state\["f"\]'),
     ],
 )
-def test_what_cannot_work_is_refused(arguments: dict[str, Any], told_what: str) -> None:
+def test_what_cannot_work_is_refused(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], told_what: str
+) -> None:
+    monkeypatch.delenv(variables.STATUS)
     with pytest.raises(SessionError, match=told_what), slurm_ft.session(**arguments):
         pass
+
+
+def test_under_ft_run_a_refusal_is_one_line_and_an_error_of_the_user_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv(variables.CHECKPOINT_DIR, str(tmp_path / "file" / "ck"))
+    with pytest.raises(SystemExit) as caught, Program().session():
+        pytest.fail("it trains and saves nothing")
+    assert caught.value.code == exits.REFUSED
+    assert exits.REFUSED not in exits.ASKS_FOR_REQUEUE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"slurm_ft: {tmp_path / 'file' / 'ck'}: ")
+    end = told(tmp_path)
+    assert end.failed is not None
+    assert line.endswith(end.failed)
+    assert (end.leaving, end.done) == (None, False)
+
+
+def test_a_failed_save_is_kept_until_one_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Work was lost and only the job's output said so."""
+    monkeypatch.setenv(variables.CHECKPOINT_INTERVAL, "1000")
+    full = True
+
+    def save(directory: Path, step: int) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        (directory / "x").write_text("")
+
+    def to_the_end(ft: Session) -> None:
+        signal.raise_signal(signal.SIGUSR2)
+        for step in range(2, 200):
+            time.sleep(STEP_S)
+            ft.step(step)
+
+    with slurm_ft.session(save=save, restore=lambda directory, step: None) as ft:
+        ft.step(1)
+        with pytest.raises(CheckpointError):
+            ft.save()
+        assert "step 1 is not saved: " in told(tmp_path).save_error
+        assert "No space left" in told(tmp_path).save_error
+        full = False
+        ft.save()
+        assert told(tmp_path).save_error == ""
+        full = True
+        with pytest.raises(SystemExit):
+            to_the_end(ft)
+    restore_handlers(ft)
+    end = told(tmp_path)
+    assert (end.leaving, end.saved_step) == (status.SIGNALLED, 1)
+    assert "No space left" in end.save_error
 
 
 def test_a_checkpoint_that_nobody_can_read_is_an_error(tmp_path: Path) -> None:

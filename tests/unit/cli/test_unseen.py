@@ -1,0 +1,172 @@
+"""Jobs of which there is no document but a record of their own, and jobs that run or have ended."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from slurm_ext.cli.unseen import UNSEEN
+from slurm_ext.control.ledger import KEEP_S
+from slurm_ext.domain.attempt import Attempt, Attempts, Cause
+from slurm_ext.domain.document import ENDED
+from slurm_ext.domain.plan import Verdict
+from slurm_ext.domain.request import attempts_path, user_dir
+from tests.unit.cli.spooled import MADE_S, Site, decision, document
+
+UID = os.getuid()
+ME = pwd.getpwuid(UID).pw_name
+AT_ONCE = Attempt(
+    0,
+    MADE_S - 60,
+    2,
+    ("n1",),
+    ended_s=MADE_S - 58,
+    cause=Cause.USER_ERROR,
+    exit_code=1,
+    reason="the program ended with 1",
+)
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    monkeypatch.setattr(time, "time", lambda: MADE_S)
+    site = Site(tmp_path)
+    site.write(document(3, state="RUNNING"), document(5, state=ENDED, attempts=(AT_ONCE,)))
+    return site
+
+
+def record(site: Site, job: str, *attempts: Attempt, uid: int = UID) -> None:
+    Path(str(user_dir(site.spool.root, uid))).mkdir(exist_ok=True)
+    path = Path(str(attempts_path(site.spool.root, uid, job)))
+    path.write_text(Attempts(job, attempts or (AT_ONCE,)).to_json())
+
+
+def rows(site: Site, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    assert site.run("queue", "-h", *words) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+# -- records without a document ------------------------------------------------------------------
+
+
+def test_a_job_that_no_cycle_saw_is_shown_when_named(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1")
+    assert rows(site, capsys, "-j", "1", "-o", "%i|%u|%t|%A|%L|%R") == [
+        f"1|{ME}|ED|1|user error|has ended: user error"
+    ]
+    assert rows(site, capsys, "-j", "1", "--attempts", "-o", "%i|%C|%x") == ["1|user error|1"]
+    assert rows(site, capsys, "-o", "%i") == ["3"]  # what has ended is not in the queue
+
+
+def test_attempts_list_what_has_ended_for_a_while_with_and_without_a_document(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1")
+    record(site, "2", replace(AT_ONCE, started_s=1.0, ended_s=MADE_S - KEEP_S - 1))
+    assert rows(site, capsys, "--attempts", "-o", "%i") == ["5", "1"]
+
+
+def test_a_record_beside_a_document_is_not_shown_twice(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "5")
+    assert rows(site, capsys, "-j", "5", "-o", "%i") == ["5"]
+    assert rows(site, capsys, "--attempts", "-o", "%i") == ["5"]
+
+
+def test_tasks_of_an_array_are_told_from_their_own_records(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "3_4", replace(AT_ONCE, cause=Cause.PREEMPTED))
+    record(site, "8_1")
+    record(site, "8_2")
+    assert rows(site, capsys, "-j", "3_4", "--attempts", "-o", "%i|%C") == ["3_4|preempted"]
+    assert sorted(rows(site, capsys, "-j", "8", "-o", "%i")) == ["8_1", "8_2"]
+    assert rows(site, capsys, "-j", "8_2", "-o", "%i") == ["8_2"]
+
+
+def test_only_the_owner_tells_of_the_tasks_of_an_array(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.write(replace(document(3, state="RUNNING"), uid=UID + 1))
+    record(site, "3_4")
+    assert rows(site, capsys, "-j", "3_4", "--attempts", "-o", "%i") == []
+
+
+def test_a_user_is_asked_for_by_name(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    record(site, "1")
+    assert rows(site, capsys, "--attempts", "-u", ME, "-o", "%i") == ["1"]
+    other = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid != UID)
+    assert rows(site, capsys, "--attempts", "-u", other, "-o", "%i") == []
+
+
+def test_explain_tells_what_the_job_itself_recorded(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1")
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert f"Job 1 of {ME}, partition unknown: has left the queue\n" in text
+    assert UNSEEN in text
+    assert "the last one to end: user error: the program ended with 1" in text
+    assert "planned last" not in text
+
+
+def test_explain_tells_of_the_task_that_is_named(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "8_1")
+    record(site, "8_2")
+    assert site.run("explain", "8_2") == 0
+    assert "Job 8_2 of" in capsys.readouterr().out
+    assert site.run("explain", "8") == 1
+    assert "the daemon knows nothing of it" in capsys.readouterr().err
+
+
+def test_a_recorded_start_without_an_end_is_not_called_ended(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1", replace(AT_ONCE, ended_s=None, cause=None))
+    assert rows(site, capsys, "-j", "1", "-o", "%i|%t") == ["1|UN"]
+    assert site.run("explain", "1") == 0
+    assert "has left the queue" not in capsys.readouterr().out
+
+
+# -- running and ended ---------------------------------------------------------------------------
+
+
+def test_what_runs_waits_for_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    made = decision(Verdict.WAIT, waits_for="a seat")
+    site.write(document(3, made, state="RUNNING"), document(4, made))
+    assert rows(site, capsys, "-j", "3,4", "-o", "%t|%R") == [
+        "PD|waits for a seat",
+        f"R|{made.reason}",
+    ]
+
+
+def test_what_has_ended_says_how(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    done = replace(AT_ONCE, cause=Cause.COMPLETED, reason="")
+    made = decision(waits_for="a seat")
+    site.write(document(6, made, state=ENDED, attempts=(done,)), document(7, made, state=ENDED))
+    assert rows(site, capsys, "-j", "6,7", "-o", "%i|%R") == [
+        "6|has ended: completed",
+        "7|has left the queue",
+    ]
+    assert site.run("explain", "6") == 0
+    assert "the last one to end: completed\n" in capsys.readouterr().out
+
+
+def test_a_reason_that_begins_with_its_cause_is_told_once(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = replace(AT_ONCE, cause=Cause.LOST_PEER, reason="lost peer: RuntimeError: gone")
+    site.write(document(6, state=ENDED, attempts=(lost,)))
+    assert site.run("explain", "6") == 0
+    assert "the last one to end: lost peer: RuntimeError: gone\n" in capsys.readouterr().out
