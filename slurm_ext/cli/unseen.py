@@ -36,7 +36,7 @@ class _Named:
         return name in self._names or name.partition("_")[0] in self._names
 
 
-class _Since:
+class _Undocumented:
     """Every job id but those of jobs that have a document."""
 
     def __init__(self, known: Collection[int]) -> None:
@@ -76,7 +76,7 @@ def recent(
     reader = Spool(spool)
     found: list[PlanDocument] = []
     for uid in _uids(spool, users):
-        for record in reader.read_about(uid, _Since(known)).attempts.values():
+        for record in reader.read_about(uid, _Undocumented(known), since_s).attempts.values():
             if record.attempts and _last_s(record) >= since_s:
                 found.append(_document(uid, record))
     return found

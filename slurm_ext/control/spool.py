@@ -214,15 +214,16 @@ class Spool:
             {key: request for key, (_, request) in requests.items()},
         )
 
-    def read_about(self, uid: int, wanted: Container[str]) -> Inbox:
+    def read_about(self, uid: int, wanted: Container[str], since_s: float = 0.0) -> Inbox:
         """What this user's directory holds about the jobs that are wanted; nothing is remembered.
 
-        For jobs that are in the queue no more: `read_inbox` is for those that are.
+        For jobs that are in the queue no more: `read_inbox` is for those that are. Files that were
+        last written before ``since_s`` are not opened.
         """
         progress: dict[tuple[int, str], Progress] = {}
         attempts: dict[tuple[int, str], Attempts] = {}
-        for kind, job_id, place, _, text in self._user_files(uid):
-            if job_id not in wanted:
+        for kind, job_id, place, (_, written_ns, _), text in self._user_files(uid):
+            if job_id not in wanted or written_ns < since_s * 1e9:
                 continue
             try:
                 if kind == PROGRESS_PREFIX:

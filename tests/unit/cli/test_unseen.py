@@ -70,6 +70,8 @@ def test_attempts_list_what_has_ended_for_a_while_with_and_without_a_document(
 ) -> None:
     record(site, "1")
     record(site, "2", replace(AT_ONCE, started_s=1.0, ended_s=MADE_S - KEEP_S - 1))
+    record(site, "4")
+    os.utime(attempts_path(site.spool.root, UID, "4"), (1.0, MADE_S - KEEP_S - 1))
     assert rows(site, capsys, "--attempts", "-o", "%i") == ["5", "1"]
 
 

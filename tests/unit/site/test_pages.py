@@ -18,7 +18,7 @@ LUA_KEYS = set(
     re.findall(r"^    (\w+) =", (prose.SITE / "lua/config.lua.example").read_text(), re.M)
 )
 # Words with an underscore that are no keys: kinds of costs in the throughput table.
-OTHER_WORDS = {"cold_start"}
+OTHER_WORDS = {"slurm_ft", "cold_start"}
 every_page = pytest.mark.parametrize("page", prose.PAGES, ids=prose.name)
 
 
