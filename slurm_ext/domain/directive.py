@@ -455,7 +455,8 @@ def _read_revision(value: object) -> str:
 
 
 def _read_epoch(value: object) -> float:
-    number = _real(value)
+    # As many digits as `_number` writes: what is read must be what is written again.
+    number = round(_real(value), 6)
     if number <= 0:
         raise ValueError(number)
     return number
