@@ -44,7 +44,8 @@ def leave(tmp_path: Path, number: int, *options: str, save_s: float = 0.2) -> tu
 
 
 def check(slurm: Slurm, out: str, number: int) -> None:
-    assert out.count(f"heard {number:d}\n") >= 2
+    # A rank may hear it twice: from Slurm and from the agent.
+    assert out.count(f"heard {number:d}") >= 2
     assert slurm.calls("requeue") == ["scontrol requeue 77"]
     path = slurm.state / "attempts-77.json"
     last = parse_attempts(path.read_text(), str(path)).attempts[-1]
