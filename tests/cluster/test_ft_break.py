@@ -64,7 +64,7 @@ def test_two_steps_with_one_checkpoint_directory_are_told_apart(
     job = desk.submit("two", LOOP, "-n2", "-N1", srun="-n1 --exact", before=second)
     job.wait_end()
     said = job.output()
-    assert said.count(f"{ft.HOME}/ft-checkpoints/{job.id}: step ") == 1, said
+    assert said.count(f"slurm_ft: {ft.HOME}/ft-checkpoints/{job.id}: step ") == 1, said
     assert "give each step a directory of its own" in said
 
 
