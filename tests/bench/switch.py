@@ -374,9 +374,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--store", type=Path, default=Path("/dev/shm"), help="durable storage")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--stages", type=int, nargs="+", metavar="P")
     args = parser.parse_args(argv)
     repeats = args.repeats or (5 if args.full else 1)
-    stages = (2, 4, 8) if args.full else (2, 4)
+    stages = args.stages or ((2, 4, 8) if args.full else (2, 4))
     rows = []
     for count in stages:
         base = Case(count, STAGE_BYTES, STAGE_BYTES / LONG_LOAD_S, 0.02, 0.04, 8)
