@@ -60,6 +60,8 @@ def environment(folder: Path, attempt: int = 0) -> dict[str, str]:
         "FT_STATE_DIR": str(folder / "state"),
         "FT_ATTEMPT": str(attempt),
         "FT_JOB_ID": "7",
+        # A rank that is killed while groups are made is missed by this limit only.
+        "FT_COLLECTIVE_TIMEOUT_S": "20",
     }
 
 

@@ -14,9 +14,11 @@ first one ever. A shortage of memory shows before a checkpoint is loaded.
 from __future__ import annotations
 
 import inspect
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -24,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from slurm_ft import variables
 from slurm_ft.train.layout import Layout
 from slurm_ft.train.models import Stage, loss_of, stage_layers, trained
 from slurm_ft.train.ranks import Ranks
@@ -267,13 +270,17 @@ def _example(task: Task, rows: int, *, first: bool) -> Tensor:
 def _groups(layout: Layout, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """This rank's pipeline, and the ranks that hold the same stage. Every rank makes all."""
     stages, mine = layout.stages, layout.place_of(rank)
+    # Not inherited from the world's group: a peer that dies now would be waited for by torch's own.
+    limit = timedelta(seconds=float(os.environ.get(variables.COLLECTIVE_TIMEOUT_S) or 600))
     found: dict[str, Any] = {}
     for replica in range(layout.replicas):
-        group = dist.new_group([replica * stages + stage for stage in range(stages)])
+        group = dist.new_group([replica * stages + stage for stage in range(stages)], timeout=limit)
         if replica == mine[0]:
             found["pipeline"] = group
     for stage in range(stages):
-        group = dist.new_group([replica * stages + stage for replica in range(layout.replicas)])
+        group = dist.new_group(
+            [replica * stages + stage for replica in range(layout.replicas)], timeout=limit
+        )
         if stage == mine[1]:
             found["peers"] = group
     return found["pipeline"], found["peers"]
