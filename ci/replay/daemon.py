@@ -11,14 +11,12 @@ import io
 import json
 from collections.abc import Iterable
 
-from ci.cluster import DAEMON_USER, Cluster, ClusterError
+from ci.cluster import Cluster, ClusterError
+from ci.cluster.daemon import LOG, launch
 from ci.replay.options import Variant
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ext.estimate.starter import STARTER_FILES, starter_text
 
-CONFIG = "/etc/slurm-ext/config.yaml"
-LOG = "/var/log/slurm-ext/daemon.log"
-_STATE = "/var/lib/slurm-ext"
 # The daemon reacts this fast in real time whatever the scale: faster costs more CPU than it gives.
 CYCLE_S = 0.25
 # What a site would have (s), before it is divided by the scale.
@@ -31,7 +29,6 @@ _WAITING_LIMIT_S = 86400.0
 _SHORTEST_GRACE_S = 3
 # A lease must outlive its renewal by two cycles.
 _SHORTEST_LEASE_S = 5
-_START_LIMIT_S = 30.0
 
 _THROUGHPUT_COLUMNS = {"throughput": 1, "step_time_s": -1, "sync_time_s": -1}
 _COST_COLUMNS = {"seconds": -1}
@@ -87,26 +84,12 @@ def tables(scale: float) -> dict[str, str]:
 def start(cluster: Cluster, variant: Variant, scale: float) -> None:
     """Install the product, give it table and configuration, start it, wait for its first cycle."""
     cluster.install_product()
-    folders = ["/etc/slurm-ext", _STATE, "/var/log/slurm-ext", "/run/slurm-ext"]
-    cluster.exec(["install", "-d", "-o", DAEMON_USER, *folders])
-    cluster.put(CONFIG, config(variant, scale))
-    names = []
+    imports = []
     for name, text in tables(scale).items():
-        names.append(f"/tmp/{name}")
-        cluster.put(names[-1], text)
-    for name in names:
-        cluster.exec(
-            ["slurm-ext", "table", "import", "--strict", name], user=DAEMON_USER, timeout=120
-        )
-    # A session of its own, so that it outlives this command and, with --keep, this program.
-    command = f"setsid slurm-ext daemon >>{LOG} 2>&1 </dev/null & echo $! >/run/slurm-ext/pid"
-    cluster.exec(["sh", "-c", command], user=DAEMON_USER)
+        cluster.put(f"/tmp/{name}", text)
+        imports.append(["--strict", f"/tmp/{name}"])
     try:
-        cluster.wait(
-            lambda: cluster.exec(["test", "-e", "/run/slurm-ext/heartbeat"], check=False).rc == 0,
-            _START_LIMIT_S,
-            "heartbeat of the daemon",
-        )
+        launch(cluster, config(variant, scale), imports)
     except ClusterError as exc:
         raise SlurmExtError(f"the daemon did not start: {exc}\n{log_tail(cluster)}") from exc
 

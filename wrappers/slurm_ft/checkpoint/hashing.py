@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 
 # Large enough that the interpreter's lock is taken a hundred times a second at most.
@@ -39,16 +40,19 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Create a file that is on disk when this returns (its name is, once the directory is)."""
+def write_new(path: Path, data: bytes | Sequence[bytes], mode: int = 0o644) -> None:
+    """Create a file that is on disk when this returns (its name is, once the directory is).
+
+    ``data`` may come in pieces, which are not joined in memory.
+    """
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(handle, "wb") as file:
-        file.write(data)
+        file.writelines([data] if isinstance(data, bytes) else data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def replace_durably(path: Path, data: bytes, mode: int = 0o644) -> None:
+def replace_durably(path: Path, data: bytes | Sequence[bytes], mode: int = 0o644) -> None:
     """Replace a file as a whole, and its name on disk too."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:

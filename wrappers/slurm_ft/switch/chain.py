@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ft.checkpoint.hashing import replace_durably, sync_directory, write_new
 from slurm_ft.train.task import Task, make_task
 
 # Names become directories.
@@ -272,32 +273,9 @@ def remaining(tasks: Sequence[Task], done: Mapping[str, Done]) -> list[Task]:
 def write_once(path: Path, content: bytes) -> None:
     """Make a file that was not there, whole or not at all. Raises FileExistsError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(temporary, content)
+    write_new(temporary, content)
     try:
         os.link(temporary, path)
     finally:
         temporary.unlink()
-    _sync_directory(path.parent)
-
-
-def replace_durably(path: Path, content: bytes) -> None:
-    """Put a whole file in the place of whatever was there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    _write(temporary, content)
-    os.replace(temporary, path)
-    _sync_directory(path.parent)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_directory(path.parent)

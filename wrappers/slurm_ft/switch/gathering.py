@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from slurm_ft.checkpoint.hashing import replace_durably
 from slurm_ft.comm import Comm
-from slurm_ft.switch.chain import ChainState, replace_durably
+from slurm_ft.switch.chain import ChainState
 from slurm_ft.switch.timeline import Kind, Recorder, Span, Timeline
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from slurm_ext.domain.errors import SlurmExtError
+from slurm_ft.checkpoint.hashing import replace_durably
 from slurm_ft.train.layout import Layout
 from slurm_ft.train.task import Task
 
@@ -69,7 +69,7 @@ def write_part(directory: Path, stage: int, stages: int, tensors: Mapping[str, T
     digest = hashlib.sha256()
     for block in blocks:
         digest.update(block)
-    _write(directory / part_name(stage, stages), blocks)
+    replace_durably(directory / part_name(stage, stages), blocks)
     return digest.hexdigest()
 
 
@@ -99,20 +99,5 @@ def write_manifest(
         "files": dict(digests),
     }
     path = directory / MANIFEST
-    _write(path, [json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"])
+    replace_durably(path, json.dumps(document, indent=1, sort_keys=True).encode() + b"\n")
     return path
-
-
-def _write(path: Path, blocks: list[bytes]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "wb") as file:
-        for block in blocks:
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
