@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from slurm_ext.control.decide import Decided
 from slurm_ext.control.delays import COOLING
-from slurm_ext.control.granted import as_started, mode_in
+from slurm_ext.control.granted import as_started, of_job
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.outages import out_of_use
 from slurm_ext.control.rules import ActingRules
@@ -82,24 +82,20 @@ def build_documents(
         entry = ledger.get(job_id)
         submitted = entry.submitted if entry is not None else None
         priorities = foreign.get(job.partition, [])
-        found[job.base_id] = PlanDocument(
-            job_id=job_id,
-            base_id=job.base_id,
-            user=job.user,
-            uid=job.uid,
-            partition=job.partition,
-            qos=job.qos,
-            account=job.account,
-            state=job.state.value,
+        found[job.base_id] = replace(
+            of_job(
+                job,
+                job_id,
+                decided.plan,
+                _naming(decision, outages.get(decision.pool, "")),
+                mode,
+                rules,
+                entry,
+                told.get(job_id, NOTHING_TOLD),
+            ),
             slurm_reason=job.reason,
-            priority=job.priority,
-            made_s=decided.plan.made_s,
-            mode=mode_in(job.partition, mode, rules),
-            policy=decided.plan.policy,
-            decision=_naming(decision, outages.get(decision.pool, "")),
             permit=facts.permit,
             requested_gpus=submitted.gpus if submitted is not None else job.gpus,
-            present_gpus=job.gpus,
             waiting_since_s=facts.waiting_since_s,
             place=places.get(job_id),
             places=totals.get((job.partition, job.qos), 0),
@@ -112,11 +108,6 @@ def build_documents(
                 *notes.get(job_id, ()),
             ),
             solve=solves.get(decision.pool),
-            ours=entry,
-            attempt=job.restarts,
-            starts=job.restarts,
-            truth=told.get(job_id, NOTHING_TOLD).truth,
-            attempts=told.get(job_id, NOTHING_TOLD).attempts,
         )
     return found
 

@@ -43,6 +43,46 @@ def as_started(decision: Decision) -> Decision:
     )
 
 
+def of_job(
+    job: Job,
+    job_id: str,
+    plan: Plan,
+    decision: Decision,
+    mode: Mode,
+    rules: ActingRules,
+    entry: LedgerEntry | None,
+    word: Told,
+) -> PlanDocument:
+    """What every document of a job or array says, whether it was planned or has started unplanned.
+
+    The counts and the waiting are those of Slurm's own record, where the caller knows no better.
+    """
+    return PlanDocument(
+        job_id=job_id,
+        base_id=job.base_id,
+        user=job.user,
+        uid=job.uid,
+        partition=job.partition,
+        qos=job.qos,
+        account=job.account,
+        state=job.state.value,
+        priority=job.priority,
+        made_s=plan.made_s,
+        mode=mode_in(job.partition, mode, rules),
+        policy=plan.policy,
+        decision=decision,
+        permit=Permit(order=False),
+        requested_gpus=job.gpus,
+        present_gpus=job.gpus,
+        waiting_since_s=entry.first_submit_s if entry is not None else job.submit_s,
+        ours=entry,
+        attempt=job.restarts,
+        starts=job.restarts,
+        truth=word.truth,
+        attempts=word.attempts,
+    )
+
+
 def unplanned(
     seen: Observation,
     plan: Plan,
@@ -69,30 +109,19 @@ def unplanned(
             continue
         entry = ledger.get(job.job_id)
         job_id = str(job.base_id) if job.array else job.job_id
-        word = told.get(job_id, NOTHING_TOLD)
-        found[job.base_id] = PlanDocument(
-            job_id=job_id,
-            base_id=job.base_id,
-            user=job.user,
-            uid=job.uid,
-            partition=job.partition,
-            qos=job.qos,
-            account=job.account,
-            state=job.state.value,
-            priority=job.priority,
-            made_s=plan.made_s,
-            mode=mode_in(job.partition, mode, rules),
-            policy=plan.policy,
-            decision=Decision(job_id, Verdict.LEAVE, 0, reason),
-            permit=Permit(order=False),
+        found[job.base_id] = replace(
+            of_job(
+                job,
+                job_id,
+                plan,
+                Decision(job_id, Verdict.LEAVE, 0, reason),
+                mode,
+                rules,
+                entry,
+                told.get(job_id, NOTHING_TOLD),
+            ),
             requested_gpus=_submitted_gpus(seen, job, entry),
-            present_gpus=job.gpus,
-            waiting_since_s=entry.first_submit_s if entry is not None else job.submit_s,
-            ours=entry,
-            attempt=job.restarts,
             starts=job.restarts + 1,
-            truth=word.truth,
-            attempts=word.attempts,
         )
     return found
 
