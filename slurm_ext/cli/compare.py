@@ -1,29 +1,33 @@
 """``slurm-ext simulate compare``: two runs of the simulator side by side.
 
 Each policy that both runs have is compared; where each run has just one policy, those two are.
+First of all it is said in what the settings differ: numbers of different workloads or machines say
+nothing about policies.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_ext.domain.errors import DataError
-from slurm_ext.sim.summary import NOTICEABLE
+from slurm_ext.sim.summary import LESS, MORE, NOTICEABLE
 
 _HOUR_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What `--json` wrote: numbers per policy, and JCT per policy and job."""
+    """What `--json` wrote: numbers per policy, JCT per policy and job, and the setting (empty in a
+    document of an older release)."""
 
     path: Path
     numbers: Mapping[str, Mapping[str, float]]
     jct_s: Mapping[str, Mapping[str, float]]
+    setting: Mapping[str, Any]
 
 
 def compare(first: Path, second: Path) -> int:
@@ -45,6 +49,7 @@ def read_run(path: Path) -> Recorded:
             str(name): {str(row["job_id"]): float(row["end_s"] - row["submit_s"]) for row in rows}
             for name, rows in document["jobs"].items()
         }
+        setting = dict(document.get("setting", {}))
     except OSError as exc:
         raise DataError(
             str(path), f"cannot be read: {exc.strerror}", "name a readable file"
@@ -53,7 +58,7 @@ def read_run(path: Path) -> Recorded:
         raise DataError(
             str(path), f"not a run of the simulator ({exc!r})", "write it with simulate --json"
         ) from exc
-    return Recorded(path, numbers, jct_s)
+    return Recorded(path, numbers, jct_s, setting)
 
 
 def side_by_side(first: Recorded, second: Recorded) -> Iterator[str]:
@@ -69,7 +74,8 @@ def side_by_side(first: Recorded, second: Recorded) -> Iterator[str]:
         )
     yield f"A = {first.path}"
     yield f"B = {second.path}"
-    yield f"{'POLICY':16} {'METRIC':24} {'A':>12} {'B':>12} {'B/A':>8}"
+    yield from _settings(first.setting, second.setting)
+    yield f"{'POLICY':16} {'METRIC':24} {'A':>12} {'B':>12} {'B/A':>8}  BETTER"
     for mine, theirs in pairs:
         label = mine if mine == theirs else f"{mine}|{theirs}"
         a, b = first.numbers[mine], second.numbers[theirs]
@@ -79,13 +85,39 @@ def side_by_side(first: Recorded, second: Recorded) -> Iterator[str]:
         yield from _jobs(label, first.jct_s.get(mine, {}), second.jct_s.get(theirs, {}))
 
 
+def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
+    if not a or not b:
+        yield "settings unknown: written by an older release; write it again to compare them"
+        return
+    kept = a.get("intervals_s", {}).keys() & b.get("intervals_s", {}).keys()
+    a, b = ({**each, "intervals_s": _only(each, kept)} for each in (a, b))
+    odd = [key for key in dict.fromkeys((*a, *b)) if a.get(key) != b.get(key)]
+    if not odd:
+        yield "settings: the same workload, machine and terms"
+    for key in odd:
+        yield f"settings differ in {key}: A {_said(a.get(key))}, B {_said(b.get(key))}"
+
+
+def _only(setting: Mapping[str, Any], policies: Collection[str]) -> dict[str, float]:
+    """Intervals of the policies that both runs have."""
+    return {name: s for name, s in setting.get("intervals_s", {}).items() if name in policies}
+
+
+def _said(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in value.items()) or "none"
+    if isinstance(value, list):
+        return "; ".join(_said(each) for each in value) or "none"
+    return "none" if value in (None, "") else str(value)
+
+
 def _jobs(label: str, a: Mapping[str, float], b: Mapping[str, float]) -> Iterator[str]:
     common = [key for key in a if key in b]
     if not common:
         yield f"{label:16} no common job"
         return
-    faster = sum(b[key] <= (1 - NOTICEABLE) * a[key] for key in common)
-    slower = sum(b[key] >= (1 + NOTICEABLE) * a[key] for key in common)
+    faster = sum(b[key] < a[key] and b[key] <= (1 - NOTICEABLE) * a[key] for key in common)
+    slower = sum(b[key] > a[key] and b[key] >= (1 + NOTICEABLE) * a[key] for key in common)
     only = len(a) - len(common), len(b) - len(common)
     yield (
         f"{label:16} of {len(common)} common jobs B finishes {faster} at least 10 % sooner and "
@@ -95,9 +127,21 @@ def _jobs(label: str, a: Mapping[str, float], b: Mapping[str, float]) -> Iterato
 
 
 def _line(label: str, metric: str, a: float, b: float) -> str:
-    name, scale = (f"{metric[:-2]}_h", _HOUR_S) if metric.endswith("_s") else (metric, 1.0)
+    in_hours = metric.endswith("_s") or metric.startswith("gpu_s_")
+    name = f"{metric[:-2]}_h" if metric.endswith("_s") else metric.replace("gpu_s_", "gpu_h_")
+    scale = _HOUR_S if in_hours else 1.0
     ratio = f"{b / a:8.3f}" if a else f"{'-':>8}"
-    return f"{label:16} {name:24} {a / scale:12.4f} {b / scale:12.4f} {ratio}"
+    line = f"{label:16} {name:24} {a / scale:12.4f} {b / scale:12.4f} {ratio}"
+    return f"{line}  {_better(metric, a, b)}".rstrip()
+
+
+def _better(metric: str, a: float, b: float) -> str:
+    """Which run has the better number; empty where that cannot be said of the metric."""
+    if metric not in LESS | MORE:
+        return ""
+    if a == b:
+        return "="
+    return "B" if (b < a) == (metric in LESS) else "A"
 
 
 def _is_number(value: Any) -> bool:

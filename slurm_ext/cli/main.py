@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 
 from slurm_ext import __version__
 from slurm_ext.domain.errors import SlurmExtError
 
+# A minus and a digit, but no number: argparse takes it for an option.
+_LIKE_A_NUMBER = re.compile(r"-\d(?!\d*(\.\d*)?$)")
 # Sub-command to its module and the line that --help shows.
 COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("slurm_ext.cli.explain", "why a job got that GPU count, place and nodes"),
@@ -66,6 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     wanted = next((word for word in arguments if not word.startswith("-")), "")
     try:
         parser, commands = _parsers(wanted)
+        if wanted in commands:
+            _check_spelling(parser, commands[wanted], arguments)
         parsed, unknown = parser.parse_known_args(arguments)
         if unknown:
             # Of the usage lines that of the sub-command helps.
@@ -100,6 +106,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
+
+
+def _check_spelling(
+    parser: argparse.ArgumentParser, command: argparse.ArgumentParser, arguments: Sequence[str]
+) -> None:
+    """Name a misspelt option. argparse by itself takes the word behind it for something else, and
+    complains about that."""
+    options = dict(parser._option_string_actions)
+    todo = [command]
+    while todo:
+        one = todo.pop()
+        options |= one._option_string_actions
+        for action in one._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                todo += action.choices.values()
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if word == "--":
+            return
+        name, equals, _ = word.partition("=")
+        if not name.startswith("--"):
+            continue
+        if not any(option.startswith(name) for option in options):
+            near = difflib.get_close_matches(name, options, n=1)
+            hint = f"; do you mean {near[0]}?" if near else ""
+            command.error(f"unrecognized arguments: {name}{hint}")
+        known = options.get(name)
+        takes_one = known is not None and known.nargs is None
+        if takes_one and not equals and _LIKE_A_NUMBER.match(following):
+            command.error(
+                f"argument {name}: {following} looks like an option; write {name}={following}"
+            )
 
 
 def _discard_output() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from slurm_ext.cli.main import COMMANDS, build_parser
 from slurm_ext.cli.manual_launch import launch_page
+from slurm_ext.cli.manual_simulate import examples, replay_files
 from slurm_ext.cli.roff import (
     bold,
     from_markdown,
@@ -214,6 +215,8 @@ def users_page() -> list[str]:
             italic(f"{_default('spool')}/UID/{REQUEST_PREFIX}JOBID{SUFFIX}"),
             marked("What `slurm-ext pin` asks of the daemon."),
         ),
+        *replay_files(),
+        *examples(),
         *_see_also("slurm-ext"),
     ]
 

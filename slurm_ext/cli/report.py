@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from slurm_ext.cli import switches
+from slurm_ext.cli.sacctopts import add_sacct_options, sacct_options
 from slurm_ext.domain.errors import ConfigError
 from slurm_ext.domain.spans import about, counted
 from slurm_ext.sim.advice import Advice, advise, percent
@@ -56,15 +56,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=int,
         help="GPUs of every node (default: as many as were ever in use on it at once)",
     )
-    one.add_argument(
-        "--model-pattern",
-        metavar="REGEX",
-        help="finds the model in the comment, name or submit line of jobs without --ft-model",
-    )
-    one.add_argument(
-        "--columns", metavar="NAMES", help="columns of a file without a heading (--noheader)"
-    )
-    one.add_argument("--delimiter", metavar="TEXT", help="separator, if the heading does not tell")
+    add_sacct_options(one, "--columns")
     one.add_argument("--json", action="store_true", help="everything as one JSON document")
     switches.register(kinds)
 
@@ -73,13 +65,14 @@ def run(args: argparse.Namespace) -> int:
     """Print the report; bad rows go to stderr."""
     if args.gpus_per_node is not None and args.gpus_per_node < 1:
         raise ConfigError(f"--gpus-per-node={args.gpus_per_node}", "no GPU", "give at least 1")
+    options = sacct_options(args)
     log = read_sacct(
         read_lines(args.from_sacct),
         args.from_sacct,
         strict=args.strict,
-        columns=args.columns.split(",") if args.columns is not None else None,
-        delimiter=args.delimiter,
-        model_pattern=_pattern(args.model_pattern),
+        columns=options.columns,
+        delimiter=options.delimiter,
+        model_pattern=options.model_pattern,
     )
     found = fit(log, args.gpus_per_node)
     advice = advise(found)
@@ -98,17 +91,6 @@ def run(args: argparse.Namespace) -> int:
     for line in _report(found, advice, len(log.skipped)):
         print(line)
     return 0
-
-
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
-    try:
-        return re.compile(text, re.IGNORECASE)
-    except re.error as exc:
-        raise ConfigError(
-            f"--model-pattern={text!r}", f"not a regular expression ({exc})", "mend it"
-        ) from exc
 
 
 def _report(found: Fit, advice: tuple[Advice, ...], bad_rows: int) -> Iterator[str]:

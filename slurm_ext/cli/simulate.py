@@ -12,87 +12,43 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
+from slurm_ext.cli import plots
 from slurm_ext.cli.compare import compare
-from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
+from slurm_ext.cli.outcomes import FORMAT, LETTERS, Row, as_document, table
+from slurm_ext.cli.sacctopts import add_sacct_options, sacct_options
+from slurm_ext.cli.tabular import letters_help, parse_format
 from slurm_ext.domain.errors import DataError
 from slurm_ext.domain.policy import Policy
-from slurm_ext.sim import curves, gantt
 from slurm_ext.sim.build import Built, Terms, build, truths_for
 from slurm_ext.sim.costs import Costs, read_costs
 from slurm_ext.sim.engine import replay
 from slurm_ext.sim.hardware import Hardware, parse_cluster
-from slurm_ext.sim.jobs import AUTO_COUNTS
-from slurm_ext.sim.library import COSTS, THROUGHPUT, find_workload
+from slurm_ext.sim.jobs import AUTO_COUNTS, LIMIT_FACTOR
+from slurm_ext.sim.library import COSTS, THROUGHPUT, find_workload, workload_names
 from slurm_ext.sim.merging import Merging
-from slurm_ext.sim.model import Schedule
-from slurm_ext.sim.outages import read_outages
+from slurm_ext.sim.model import Schedule, SimulationError
+from slurm_ext.sim.outages import Outage, read_outages
 from slurm_ext.sim.policies import POLICIES, policy_named
-from slurm_ext.sim.summary import Summary, job_rows, summarise
-from slurm_ext.sim.trace import FORMATS, read_trace
+from slurm_ext.sim.setting import setting_of
+from slurm_ext.sim.summary import summarise
+from slurm_ext.sim.trace import FORMATS, Trace, read_trace
+from slurm_ext.sim.truth import Curves, read_types
 
-FORMAT = "%16P %.8a %.8m %.8q %.8n %.8w %.8W %.9M %.6u %.9S %.6s %.6b %.6h %.9L"
 DEFAULT_POLICIES = "fifo,backfill,srtf,titan"
 # More lines than this about rows that were left out are counted, not printed.
 TOLD = 10
-# A Gantt chart of more jobs than this is a grey block.
-GANTT_JOBS = 2000
+# A longer interval is a slip; and beyond it seconds get lost in the rounding of the clock.
+_MOST_INTERVAL_S = 1e9
+# Below a second, a month of waiting jobs is millions of decisions that nothing has called for.
+_LEAST_INTERVAL_S = 1.0
 # A bar for a replay that is over at once only flickers.
 _BAR_AFTER_S = 1.0
 _BAR_EVERY_S = 0.2
 _BAR_WIDTH = 30
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    name: str
-    found: Summary
-
-
-def _hours(pick: Callable[[Summary], float]) -> Callable[[_Row], str]:
-    return lambda row: f"{pick(row.found) / 3600:.3f}"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}%"
-
-
-LETTERS: dict[str, Column[_Row]] = {
-    "P": Column("POLICY", lambda r: r.name, "policy"),
-    "a": Column("AVG_JCT", _hours(lambda s: s.avg_jct_s), "average job completion time, hours"),
-    "m": Column("MEDIAN", _hours(lambda s: s.median_jct_s), "median of it, hours"),
-    "q": Column("P95", _hours(lambda s: s.p95_jct_s), "95th percentile, hours"),
-    "n": Column("P99", _hours(lambda s: s.p99_jct_s), "99th percentile, hours"),
-    "w": Column("AVG_WAIT", _hours(lambda s: s.avg_wait_s), "average time without GPUs, hours"),
-    "W": Column("P99_WAIT", _hours(lambda s: s.p99_wait_s), "99th percentile of it, hours"),
-    "M": Column("MAKESPAN", _hours(lambda s: s.makespan_s), "first submission to last end, hours"),
-    "u": Column("UTIL", lambda r: _percent(r.found.gpu_utilisation), "GPU time in use"),
-    "S": Column(
-        "SLOWDOWN", lambda r: f"{r.found.worst_slowdown:.1f}", "worst JCT over run without queue"
-    ),
-    "s": Column("STARTS", lambda r: f"{r.found.starts_per_job:.2f}", "starts per job"),
-    "b": Column(
-        "BETTER",
-        lambda r: _percent(r.found.share_better_than_srtf),
-        "jobs at least 10 percent faster than under srtf",
-    ),
-    "h": Column(
-        "WORSE",
-        lambda r: _percent(r.found.share_worse_than_srtf),
-        "jobs at least 10 percent slower than under srtf",
-    ),
-    "L": Column(
-        "LOST_GPUH",
-        lambda r: f"{r.found.gpu_s_lost / 3600:.1f}",
-        "GPU hours of starts, switches and lost steps",
-    ),
-    "Q": Column("QUEUE", lambda r: _percent(r.found.queue_share_of_jct), "waits over JCTs"),
-    "j": Column("JOBS", lambda r: str(r.found.jobs), "jobs"),
-    "d": Column("DECIDED", lambda r: str(r.found.decisions), "times the policy was asked"),
-}
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -102,7 +58,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "simulate",
         help="replay a recorded workload through the policies",
         description="Replay a recorded workload through the policies, without a cluster.",
-        epilog=f"Policies:\n{names}\n\nFields of --columns:\n{letters_help(LETTERS)}",
+        epilog=f"Policies:\n{names}\n\nWorkloads that come along:\n  {_workloads()}\n\n"
+        f"Fields of --columns:\n{letters_help(LETTERS)}\nDefault: {FORMAT}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_input(parser)
@@ -134,18 +91,24 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=THROUGHPUT,
         metavar="FILE",
-        help="measured throughputs, CSV, may be gzipped (default: the table that comes along)",
+        help="measured throughputs, CSV as slurm-ext table export writes it, may be gzipped"
+        " (default: the table that comes along)",
     )
     parser.add_argument(
         "--costs",
         type=Path,
         default=COSTS,
         metavar="FILE",
-        help="what starts, stops and switches cost, CSV (default: the costs that come along)",
+        help="what starts, stops and switches cost, CSV: kind,model,gpu_type,seconds"
+        " (default: the costs that come along)",
     )
     parser.add_argument(
-        "--outages", type=Path, metavar="FILE", help="node outages, CSV: node,down_s,up_s"
+        "--outages",
+        type=Path,
+        metavar="FILE",
+        help="node outages, CSV: node,down_s,up_s; without up_s the node never comes back",
     )
+    add_sacct_options(parser)
 
 
 def _add_terms(parser: argparse.ArgumentParser) -> None:
@@ -153,7 +116,8 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         "--cluster",
         default="8x4xV100",
         metavar="NODESxGPUS[xTYPE][,...]",
-        help="the machine, groups of nodes joined by commas (default: 8x4xV100)",
+        help="the machine, groups of nodes joined by commas; without TYPE the first one of --table"
+        " is meant (default: 8x4xV100)",
     )
     parser.add_argument("--pooled", action="store_true", help="ignore node borders: any free GPUs")
     parser.add_argument(
@@ -208,8 +172,24 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write numbers and jobs here")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw curves and a Gantt chart")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        metavar="FILE",
+        help="write numbers and jobs here; - instead of the table",
+    )
+    parser.add_argument(
+        "--plots",
+        type=Path,
+        metavar="DIR",
+        help="draw jct, utilisation and gantt into this directory; needs matplotlib",
+    )
+    parser.add_argument(
+        "--plot-format",
+        choices=plots.FORMATS,
+        default="png",
+        help="format of the pictures (default: png)",
+    )
     parser.add_argument(
         "-o",
         "--columns",
@@ -218,49 +198,113 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="fields of the table, as for squeue",
     )
     parser.add_argument("--noheader", action="store_true", help="no heading")
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress, no notes")
+    parser.add_argument(
+        "-q",
+        "--quiet",
+        action="store_true",
+        help="no progress and no notes; that jobs are left out is said all the same",
+    )
+
+
+def _workloads() -> str:
+    names = workload_names()
+    half = -(-len(names) // 2)
+    return ", ".join(names[:half]) + ",\n  " + ", ".join(names[half:])
 
 
 def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.trace is None:
         parser.error("--trace is needed")
-    pieces = parse_format(args.columns, LETTERS)
+    parse_format(args.columns, LETTERS)
     policies = _policies(args.policy)
     intervals = _intervals(args.interval, policies)
     hardware = parse_cluster(args.cluster, pooled=args.pooled)
+    to_stdout = args.json == Path("-")
+    if args.json is not None and not to_stdout:
+        plots.check_file(args.json)
+    if args.plots is not None:
+        plots.check_plots(args.plots)
     costs = read_costs(args.costs)
     if args.no_switch:
         costs = costs.without_switch()
     nodes = {node.name for node in hardware.inventory()}
     outages = read_outages(args.outages, nodes) if args.outages else ()
-    built = _jobs(args, hardware, costs)
+    tables = read_types(args.table, hardware.gpu_types)
+    untyped = not all(hardware.gpu_types)
+    if untyped:
+        hardware = hardware.of_type(next(iter(tables)))
+    trace, terms = _trace(args), _terms(args)
+    built = _jobs(args, trace, hardware, tables, costs, terms)
     merging = None
     if args.merge and not args.no_merge:
         merging = replace(args.merge, seed=args.seed)
-    schedules: dict[str, Schedule] = {}
-    for name, policy in policies.items():
-        bar = Bar(name, sys.stderr) if not args.quiet and sys.stderr.isatty() else None
-        schedules[name] = replay(
-            built.jobs, hardware, policy, costs, intervals[name], outages, bar, merging=merging
-        )
-        if bar is not None:
-            bar.close()
-    rows = [_Row(name, summarise(s, schedules.get("srtf"))) for name, s in schedules.items()]
-    for line in render(rows, pieces, LETTERS, not args.noheader):
-        print(line)
-    if args.json is not None:
-        _write(args.json, json.dumps(as_document(rows, schedules)) + "\n")
-    if args.plots is not None:
-        _draw(args.plots, schedules, hardware, args.quiet)
+    setting = setting_of(
+        args.trace,
+        hardware,
+        built,
+        terms,
+        intervals,
+        merging,
+        len(trace.skipped),
+        pipeline_switch=costs.pipeline_switch_s is not None,
+        files=(args.table, args.costs, args.outages),
+    )
+    if not args.quiet:
+        _tell(trace.skipped)
+        _tell(trace.notes)
+        if untyped:
+            _tell([f"--cluster {args.cluster} names no GPU type: taken for {hardware.text}"])
+        if built.no_limit and "backfill" in policies:
+            _tell([_limits(built)])
+    _tell_left_out(built)
+    schedules, failed = _replay(args, built, hardware, policies, costs, intervals, outages, merging)
+    rows = [Row(name, summarise(s, schedules.get("srtf"))) for name, s in schedules.items()]
+    if rows and not to_stdout:
+        for line in table(rows, args.columns, setting, heading=not args.noheader):
+            print(line)
+    if args.json is not None and rows:
+        types = {node.name: node.gpu_type for node in hardware.inventory()}
+        document = as_document(rows, schedules, setting, types)
+        text = json.dumps(document) + "\n"
+        if to_stdout:
+            sys.stdout.write(text)
+        else:
+            _write(args.json, text)
+    if args.plots is not None and rows:
+        missing = plots.draw(args.plots, args.plot_format, schedules, hardware, setting.title)
+        if not args.quiet:
+            _tell(missing)
+    if failed:
+        raise SimulationError("; ".join(failed))
     return 0
 
 
-def as_document(rows: Iterable[_Row], schedules: Mapping[str, Schedule]) -> dict[str, object]:
-    """What ``--json`` writes."""
-    return {
-        "policies": {row.name: row.found.as_dict() for row in rows},
-        "jobs": {name: job_rows(schedule.runs) for name, schedule in schedules.items()},
-    }
+def _replay(
+    args: argparse.Namespace,
+    built: Built,
+    hardware: Hardware,
+    policies: Mapping[str, Policy],
+    costs: Costs,
+    intervals: Mapping[str, float],
+    outages: Sequence[Outage],
+    merging: Merging | None,
+) -> tuple[dict[str, Schedule], list[str]]:
+    """The schedule of each policy, and what kept a policy from its end: the others are worth
+    having all the same."""
+    schedules: dict[str, Schedule] = {}
+    failed: list[str] = []
+    for name, policy in policies.items():
+        bar = Bar(name, sys.stderr) if not args.quiet and sys.stderr.isatty() else None
+        try:
+            schedules[name] = replay(
+                built.jobs, hardware, policy, costs, intervals[name], outages, bar, merging=merging
+            )
+        except SimulationError as exc:
+            failed.append(str(exc))
+        finally:
+            if bar is not None:
+                bar.close()
+    return schedules, failed
 
 
 class Bar:
@@ -295,31 +339,71 @@ class Bar:
             self._stream.flush()
 
 
-def _jobs(args: argparse.Namespace, hardware: Hardware, costs: Costs) -> Built:
+def _trace(args: argparse.Namespace) -> Trace:
     file, mark, selection = args.trace.partition("#")
     found = (
         args.trace
         if Path(args.trace).exists() or file == "-"
         else (f"{find_workload(file)}{mark}{selection}")
     )
-    trace = read_trace(found, args.format, args.strict, args.limit)
-    terms = Terms(
+    sacct = sacct_options(args)
+    return read_trace(
+        found,
+        args.format,
+        args.strict,
+        args.limit,
+        columns=sacct.columns,
+        delimiter=sacct.delimiter,
+        model_pattern=sacct.model_pattern,
+    )
+
+
+def _terms(args: argparse.Namespace) -> Terms:
+    return Terms(
         counts=args.counts,
         density=args.density,
         estimate_error=args.estimate_error / 100,
         seed=args.seed,
     )
-    built = build(trace.jobs, hardware, truths_for(args.table, hardware, costs), costs, terms)
-    if not args.quiet:
-        _tell(trace.skipped)
-        _tell(trace.notes)
-        _tell(built.left_out)
+
+
+def _jobs(
+    args: argparse.Namespace,
+    trace: Trace,
+    hardware: Hardware,
+    tables: Mapping[str, Curves],
+    costs: Costs,
+    terms: Terms,
+) -> Built:
+    built = build(trace.jobs, hardware, truths_for(tables, hardware, costs), costs, terms)
     if built.left_out and args.strict:
         raise DataError(args.trace, built.left_out[0], "leave --strict out to go on without it")
     if not built.jobs:
-        reason = built.left_out[0] if built.left_out else "it has no usable row"
+        _tell_left_out(built)
+        reason = built.reasons[0][0] if built.reasons else "it has no usable row"
         raise DataError(args.trace, f"no job to replay: {reason}", "see --table and --cluster")
     return built
+
+
+def _tell_left_out(built: Built) -> None:
+    """Also where notes are not wanted: numbers without these jobs look better than they are."""
+    if not built.left_out:
+        return
+    jobs = len(built.jobs) + len(built.left_out)
+    lines = [f"{len(built.left_out)} of {jobs} jobs are left out"]
+    firsts: dict[str, str] = {}
+    for line in built.left_out:
+        job, _, reason = line.partition(" is left out: ")
+        firsts.setdefault(reason, job)
+    lines += [f"  {count}: {why} ({firsts[why]} first)" for why, count in built.reasons]
+    _tell(lines)
+
+
+def _limits(built: Built) -> str:
+    return (
+        f"{built.no_limit} of {len(built.jobs)} jobs have no time limit in the workload: backfill"
+        f" is told {LIMIT_FACTOR:g} times their true run time, whatever --estimate-error says"
+    )
 
 
 def _tell(lines: Sequence[str]) -> None:
@@ -348,9 +432,11 @@ def _intervals(words: Iterable[str], policies: Mapping[str, Policy]) -> dict[str
             seconds = float(number)
         except ValueError:
             seconds = math.nan
-        if not (math.isfinite(seconds) and seconds >= 0):
+        if seconds != 0 and not _LEAST_INTERVAL_S <= seconds <= _MOST_INTERVAL_S:  # nor NaN
             raise DataError(
-                f"--interval {word}", f"{number!r} is not 0 or more seconds", "write titan=120"
+                f"--interval {word}",
+                f"{number!r} is neither 0 nor {_LEAST_INTERVAL_S:g} to {_MOST_INTERVAL_S:g} s",
+                "write titan=120, or 0 to decide when something happens",
             )
         if not equals:
             everyone = seconds
@@ -372,21 +458,6 @@ def _write(path: Path, text: str) -> None:
         raise DataError(str(path), f"cannot be written: {exc.strerror}", "name another") from exc
 
 
-def _draw(folder: Path, schedules: Mapping[str, Schedule], hardware: Hardware, quiet: bool) -> None:
-    runs = {name: schedule.runs for name, schedule in schedules.items()}
-    try:
-        curves.draw_jct(runs, folder / "jct.png")
-        curves.draw_utilisation(runs, hardware.gpus, folder / "utilisation.png")
-        few = {name: found for name, found in runs.items() if len(found) <= GANTT_JOBS}
-        if few:
-            nodes = {node.name: node.gpus for node in hardware.inventory()}
-            gantt.draw(few, nodes, folder / "gantt.png")
-    except OSError as exc:
-        raise DataError(str(folder), f"cannot be written: {exc.strerror}", "name another") from exc
-    if len(few) < len(runs) and not quiet:
-        _tell([f"no Gantt chart of more than {GANTT_JOBS} runs"])
-
-
 def _merging(text: str) -> Merging:
     saved, _, failed = text.partition(",")
     try:
@@ -398,9 +469,12 @@ def _merging(text: str) -> Merging:
 
 
 def _whole(text: str) -> int:
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
     return value
 
 

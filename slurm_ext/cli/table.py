@@ -202,9 +202,10 @@ def _action(
         description=text[0].upper() + text[1:] + ".",
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,  # -h is --noheader, as in squeue
+        add_help=False,  # of a listing, -h is --noheader, as in squeue
     )
-    parser.add_argument("--help", action="help", help="show this help and exit")
+    helping = ("--help",) if letters is not None else ("-h", "--help")
+    parser.add_argument(*helping, action="help", help="show this help and exit")
     parser.add_argument(
         "--table", metavar="FILE", type=Path, help="table file (default: table of the config)"
     )

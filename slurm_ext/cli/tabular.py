@@ -60,7 +60,8 @@ def parse_format(text: str, letters: Mapping[str, Column[Row]]) -> tuple[_Piece,
         raise _unknown(text, rest[rest.index("%") :], letters)
     if not pieces:
         raise FormatError(
-            f"-o {text!r}: names no field; write e.g. %i, there are {_named(letters)}"
+            f"-o {text!r}: names no field; write e.g. %{next(iter(letters))}, there are"
+            f" {_named(letters)}"
         )
     pieces.append(_Piece(rest))
     return tuple(pieces)

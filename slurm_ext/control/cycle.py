@@ -98,6 +98,7 @@ class Engine:
         self._mover = None if munge is None else Mover(munge, backend, self.metrics)
         self._previous: Plan | None = None
         self._previous_shown: Plan | None = None
+        self._missed = False
         self._expected_s: dict[str, float] = {}
         self._beat_told = ""
         if observe_only and self.memory.holds_anything:
@@ -125,6 +126,7 @@ class Engine:
             try:
                 report = self._run()
             except SourceMissingError as exc:
+                self._missed = True
                 self.metrics.skipped.labels(exc.source.rsplit("/", 1)[-1][:40] or "unknown").inc()
                 self.metrics.cycles.labels("skipped").inc()
                 _log.warning("cycle %d skipped: %s", self._cycle, exc)
@@ -146,6 +148,9 @@ class Engine:
             rules = replace(rules, acts={})
         with self._stage("remember"):
             memory.notice(seen, self._expected_s, teller.spool)
+        if self._missed:
+            self._previous = _without_silence(self._previous, seen.now)
+            self._missed = False
         with self._stage("decide"):
             decided, shown = self._decide(seen, rules)
         changed = teller.news(shown)
@@ -258,6 +263,20 @@ class Engine:
             self.memory.forget_directives(gone)
         if self._cycle % _COUNT_ROWS_EVERY == 1:
             self.metrics.journal_rows.set(self.memory.rows())
+
+
+def _without_silence(plan: Plan | None, now: float) -> Plan | None:
+    """The last plan before cycles were skipped, as if no time had passed since: that a start did
+    not come about while Slurm did not answer says nothing against the start."""
+    if plan is None:
+        return None
+    decisions = {
+        key: decision
+        if decision.wanted_since_s is None
+        else replace(decision, wanted_since_s=decision.wanted_since_s + now - plan.made_s)
+        for key, decision in plan.decisions.items()
+    }
+    return replace(plan, decisions=decisions)
 
 
 def _expected(shown: Decided) -> dict[str, float]:

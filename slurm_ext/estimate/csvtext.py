@@ -461,5 +461,8 @@ def _time(epoch_s: float) -> str:
 
 def _shown(value: str, limit: int = 60) -> str:
     """``value`` made safe and short for one line."""
-    plain = value.encode("unicode_escape").decode("ascii")
+    plain = "".join(
+        c if c.isprintable() and c != "\\" else c.encode("unicode_escape").decode("ascii")
+        for c in value
+    )
     return repr(plain if len(plain) <= limit else plain[: limit - 3] + "...").replace("\\\\", "\\")

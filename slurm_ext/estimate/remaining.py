@@ -120,8 +120,12 @@ def candidates(
         startup_s = 0.0 if reported else options.startup_s[gpus]
         candidate = _timed(job, choice, work, factor, startup_s)
         if job.running:
-            since = progress.at_s if reported and progress is not None else job.start_s
-            candidate = replace(candidate, remaining_s=_later(candidate.remaining_s, since, now))
+            left_s = (
+                _reported(candidate.remaining_s, progress, now)
+                if reported and progress is not None
+                else _later(candidate.remaining_s, job.start_s, now)
+            )
+            candidate = replace(candidate, remaining_s=left_s)
         found[gpus] = candidate
     refused = dict(options.refused)
     if job.gpus not in found:
@@ -176,7 +180,7 @@ def _by_report(job: Job, sources: EstimateSources, now: float) -> Estimate | Non
         f"{min(report.samples, total):.0f} of {total:.0f} samples done at"
         f" {report.samples_per_s:.4g} samples/s, by its own report",
     )
-    return _later(estimate, report.at_s, now)
+    return _reported(estimate, report, now)
 
 
 def declared_s(job: Job, sources: EstimateSources, reason: str) -> Estimate:
@@ -346,6 +350,25 @@ def _declared(
     if job.running:
         estimate = _later(estimate, job.start_s, now)
     return Candidate((job.job_id,), Configuration(job.gpus, placement, precision=""), estimate)
+
+
+def _reported(estimate: Estimate, report: Progress, now: float) -> Estimate:
+    """What is left now of an estimate that was true at the time of the report.
+
+    A paused job does nothing before its pause ends, or somebody resumes it.
+    """
+    hold = report.hold
+    if hold is None:
+        return _later(estimate, report.at_s, now)
+    rest = hold.until_s - now
+    if rest <= 0:
+        return _later(estimate, max(report.at_s, hold.until_s), now)
+    return replace(
+        estimate,
+        value=rest + estimate.value,
+        high=rest + estimate.high,
+        note=f"{estimate.note}; paused, {rest:.0f} s more at most",
+    )
 
 
 def _later(estimate: Estimate, since: float | None, now: float) -> Estimate:

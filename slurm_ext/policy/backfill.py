@@ -26,7 +26,8 @@ from slurm_ext.policy.queue import (
     Field,
     Shape,
     fields,
-    present_candidate,
+    held_on,
+    present_ways,
     request_for,
     shape_of,
 )
@@ -117,16 +118,21 @@ class _Pass:
         if self._view.queues is None or len(self._group.pools) > 1:
             order = sorted(order, key=lambda job: (-job.priority, job.submit_s, job.base_id))
         for rank, job in enumerate(order):
-            candidate = present_candidate(job, self._view.facts[job.job_id])
-            nodes = self._start(job, candidate)
-            if nodes is not None:
-                yield self._decision(job, candidate, rank, Verdict.START, nodes)
+            ways = present_ways(job, self._view.facts[job.job_id])
+            found = next(
+                ((way, names) for way in ways if (names := self._start(job, way)) is not None),
+                None,
+            )
+            if found is not None:
+                yield self._decision(job, found[0], rank, Verdict.START, found[1])
                 continue
+            candidate = ways[0]
             ahead = self._reservation
             if self._view.brief and not (self._reserve and self._room.free):
                 return
             if ahead is None:
-                self._reservation = self._plan_ahead(job, candidate)
+                plans = [(self._plan_ahead(job, each), each) for each in ways]
+                self._reservation, candidate = min(plans, key=lambda plan: plan[0].start_s)
             if self._view.brief:
                 continue
             yield self._decision(
@@ -161,7 +167,7 @@ class _Pass:
         """When and where the head can start if everything that runs lasts until its limit."""
         nodes = dict(self._room.nodes)
         held = [
-            _Held(other, _end_by_limit(other, self._now), _held_by(other, self._at_first))
+            _Held(other, _end_by_limit(other, self._now), held_on(other, self._at_first))
             for other in self._view.snapshot.running()
             if other.gpus
         ]
@@ -245,22 +251,6 @@ def _end_by_limit(job: Job, now: float) -> float:
     if job.end_s is not None:
         return max(now, job.end_s)
     return max(now, (now if job.start_s is None else job.start_s) + _limit_s(job))
-
-
-def _held_by(job: Job, nodes: dict[str, Node]) -> dict[str, int]:
-    """GPUs that a running job holds on each node: the queue tells the total and the nodes only,
-    so whole nodes are counted first, as they are given out."""
-    held: dict[str, int] = {}
-    left = job.gpus
-    for name in job.node_names:
-        node = nodes.get(name)
-        if node is None:
-            continue
-        part = min(left, node.gpus_alloc)
-        if part:
-            held[name] = part
-            left -= part
-    return held
 
 
 def _shares(candidate: Candidate) -> list[int]:

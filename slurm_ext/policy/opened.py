@@ -16,6 +16,7 @@ from slurm_ext.domain.plan import Term
 from slurm_ext.domain.policy import JobFacts
 from slurm_ext.optimize.objective import Choice, Demand
 from slurm_ext.optimize.problem import Item
+from slurm_ext.policy.holdout import Declined
 from slurm_ext.policy.merged import alone
 from slurm_ext.policy.queue import Field, Waiting, present_candidate, shadow
 from slurm_ext.policy.telling import worth_per_gpu
@@ -32,6 +33,7 @@ class Open:
     candidates: list[Candidate]
     wanted_since_s: float | None = None
     stuck: bool = False
+    declined: Declined | None = None
 
     @property
     def mergeable(self) -> bool:

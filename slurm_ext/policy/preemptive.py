@@ -18,7 +18,7 @@ Remaining time only falls while a job runs, so that two jobs cannot stop each ot
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.job import Job
@@ -78,11 +78,16 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """Who starts (or starts anew) where, who is stopped, and who found no seat."""
+    """Who starts (or starts anew) where, who is stopped, and who found no seat.
+
+    ``others`` are the candidates of those that start in another placement of the count that was
+    wanted for them.
+    """
 
     starts: Mapping[str, tuple[str, ...]]
     stopped: tuple[str, ...]
     unseated: tuple[str, ...]
+    others: Mapping[str, Candidate] = field(default_factory=dict)
 
 
 def contenders(view: View, part: Field, now: float, *, quantum: bool = True) -> list[Contender]:
@@ -174,9 +179,12 @@ def arrange(
         return Arrangement({}, (), ())
     losers = [item for item in give_way if item.running]
     changing = [item.contender for item in moves if item.contender.running]
-    seating = _seat(view, released(part, [*losers, *changing]), moves)
+    seating, others = _seat(view, released(part, [*losers, *changing]), moves)
     left = {n.name: n.gpus_free for n in released(part, [*losers, *changing]).nodes}
-    shares = {item.contender.key: item.candidate.configuration.placement for item in moves}
+    shares = {
+        item.contender.key: others.get(item.contender.key, item.candidate).configuration.placement
+        for item in moves
+    }
     for key, names in seating.seats.items():
         for name, share in zip(names, sorted(shares[key], reverse=True), strict=True):
             left[name] -= share
@@ -187,7 +195,7 @@ def arrange(
                 left[name] -= gpus
         else:
             stopped.append(item.key)
-    return Arrangement(seating.seats, tuple(stopped), seating.unseated)
+    return Arrangement(seating.seats, tuple(stopped), seating.unseated, others)
 
 
 def released(part: Field, givers: Iterable[Contender]) -> Field:
@@ -213,12 +221,47 @@ def released(part: Field, givers: Iterable[Contender]) -> Field:
     return replace(part, nodes=tuple(freed.get(node.name, node) for node in part.nodes))
 
 
-def _seat(view: View, room: Field, moves: Sequence[Wanted]) -> Seating:
-    requests = [
-        request_for(item.contender.job, item.candidate, view.pools[item.contender.fact.pool])
-        for item in moves
-    ]
-    return seat_ranked(requests, room, view.snapshot.topology)
+def _seat(view: View, room: Field, moves: Sequence[Wanted]) -> tuple[Seating, dict[str, Candidate]]:
+    """Seats, and the candidates of those that found one in another placement of their count."""
+
+    def request(item: Wanted, candidate: Candidate) -> Request:
+        pool = view.pools[item.contender.fact.pool]
+        return request_for(item.contender.job, candidate, pool)
+
+    topology = view.snapshot.topology
+    seating = seat_ranked([request(item, item.candidate) for item in moves], room, topology)
+    others: dict[str, Candidate] = {}
+    for item in moves if seating.unseated else ():
+        key = item.contender.key
+        if key in seating.seats:
+            continue
+        for way in item.contender.fact.candidates:
+            if way.gpus != item.candidate.gpus or way == item.candidate or len(way.job_ids) > 1:
+                continue
+            left = room.less(_taken(moves, seating, others))
+            found = seat((request(item, way),), left.nodes, topology, TopologyRule.PREFERRED).seats
+            if found:
+                seating = Seating(
+                    {**seating.seats, **found},
+                    tuple(other for other in seating.unseated if other != key),
+                )
+                others[key] = way
+                break
+    return seating, others
+
+
+def _taken(
+    moves: Sequence[Wanted], seating: Seating, others: Mapping[str, Candidate]
+) -> dict[str, int]:
+    """GPUs by node of those that have a seat."""
+    taken: dict[str, int] = {}
+    for item in moves:
+        key = item.contender.key
+        placement = others.get(key, item.candidate).configuration.placement
+        names = seating.seats.get(key, ())
+        for name, share in zip(names, sorted(placement, reverse=True), strict=bool(names)):
+            taken[name] = taken.get(name, 0) + share
+    return taken
 
 
 def seat_ranked(requests: Sequence[Request], room: Field, topology: Topology) -> Seating:
@@ -260,7 +303,7 @@ def write(
         reason, term = words[item.key]
         nodes = done.starts.get(item.key)
         if nodes is not None:
-            verdict, candidate = Verdict.START, chosen[item.key]
+            verdict, candidate = Verdict.START, done.others.get(item.key, chosen[item.key])
         elif item.key in done.stopped:
             verdict, candidate = Verdict.STOP, item.present
         elif item.running:

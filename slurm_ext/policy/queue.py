@@ -156,6 +156,16 @@ def present_candidate(job: Job, fact: JobFacts) -> Candidate:
     )
 
 
+def present_ways(job: Job, fact: JobFacts) -> list[Candidate]:
+    """Every placement of the present count, `present_candidate` first: on nodes of several sizes
+    one may find room where another does not."""
+    first = present_candidate(job, fact)
+    if len(fact.candidates) == 1:
+        return [first]
+    others = (c for c in fact.candidates if c.gpus == first.gpus and c is not first)
+    return [first, *(c for c in others if len(c.job_ids) == 1)]
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """One job that does not start now: its rank order and the candidate it will probably get."""
@@ -200,6 +210,22 @@ def running_releases(view: View, node_names: frozenset[str], now: float) -> list
             end = view.free_at_s.get(job.job_id, job.end_s)
             result.append((now if end is None else end, job.gpus))
     return result
+
+
+def held_on(job: Job, nodes: Mapping[str, Node]) -> dict[str, int]:
+    """GPUs that a running job holds on each of these nodes: the queue tells the total and the names
+    only, so whole nodes are counted first, as they are given out."""
+    held: dict[str, int] = {}
+    left = job.gpus
+    for name in job.node_names:
+        node = nodes.get(name)
+        if node is None:
+            continue
+        part = min(left, node.gpus_alloc)
+        if part:
+            held[name] = part
+            left -= part
+    return held
 
 
 def shadow(

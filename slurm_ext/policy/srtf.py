@@ -28,6 +28,7 @@ from slurm_ext.policy.queue import (
     fields,
     forecast,
     present_candidate,
+    present_ways,
     request_for,
     running_releases,
     shape_of,
@@ -74,14 +75,18 @@ class SrtfPolicy:
             if together is not None:
                 nodes = together.get(job.job_id)
             elif not held_back and candidate.gpus <= free:
-                shape = shape_of(job, fact, candidate)
-                if shape not in full:
-                    request = request_for(job, candidate, view.pools[fact.pool])
+                for way in present_ways(job, fact):
+                    shape = shape_of(job, fact, way)
+                    if shape in full:
+                        continue
+                    request = request_for(job, way, view.pools[fact.pool])
                     topology = view.snapshot.topology
                     seating = seat([request], room.nodes, topology, TopologyRule.PREFERRED)
                     nodes = seating.seats.get(job.job_id)
-                    if nodes is None:
-                        full.add(shape)
+                    if nodes is not None:
+                        candidate = way
+                        break
+                    full.add(shape)
             if nodes is None:
                 held_back = held_back or overdue
                 if view.brief and (held_back or not free):

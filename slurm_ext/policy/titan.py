@@ -14,6 +14,8 @@ Rules beyond the knapsack:
 * Waiting limit. Jobs older than ``waiting_limit_s`` come first, by age. The oldest that cannot
   start now gets its GPUs reserved as EASY would do it: others may start only if they end before
   its expected start or use GPUs that are left over then. It is left to Slurm without a lease.
+* Holding out. A count on which a job would be done much later than if it waited for GPUs that
+  running jobs are about to give back is not offered (`slurm_ext.policy.holdout`).
 * Stuck starts. A job that plans have wanted to start for ``start_patience_s`` and that Slurm does
   not start (a limit or licence that we do not know of) is left to Slurm as submitted, so that its
   GPUs do not stay idle; after ten times as long it is planned again, on other counts.
@@ -56,6 +58,7 @@ from slurm_ext.optimize.problem import (
 from slurm_ext.optimize.solve import allocate, allocate_pools
 from slurm_ext.policy.growth import Grown, Growth, give_way, growths
 from slurm_ext.policy.growth import requests as growth_requests
+from slurm_ext.policy.holdout import Openings, worth_taking
 from slurm_ext.policy.merged import alone, bind, rides, unbind, worthwhile
 from slurm_ext.policy.opened import (
     Open,
@@ -94,6 +97,8 @@ class TitanConfig:
     ``margin`` is the relative gain for which a plan that Slurm has not carried out yet is changed.
     ``max_rounds`` bounds solving again after a candidate found no seat.
     ``start_patience_s`` is how long a start that Slurm does not carry out keeps its GPUs.
+    ``hold_out`` times as long as waiting for more GPUs a job may take on a count that is offered;
+    ``None`` offers all of them.
     ``growth`` is the relative gain, all costs paid, for which a running job is started anew on
     more GPUs; ``None`` leaves running jobs alone.
     """
@@ -105,12 +110,14 @@ class TitanConfig:
     max_rounds: int = 8
     start_patience_s: float = 120.0
     topology: TopologyRule = TopologyRule.PREFERRED
+    hold_out: float | None = 2.5
     growth: float | None = None
 
 
 # Where running jobs may be started anew. A job that starts small can grow later, so that running
-# at all is worth a term of its own, and the tail may have more weight (docs/policy.md).
-GROWING = TitanConfig(weights=Weights(start=1.0, patience_s=3600.0), growth=0.3)
+# at all is worth a term of its own, declining a small start is worth less, and the tail may have
+# more weight (docs/policy.md).
+GROWING = TitanConfig(weights=Weights(start=1.0, patience_s=3600.0), hold_out=4.0, growth=0.3)
 
 
 def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
@@ -178,6 +185,7 @@ class TitanPolicy:
             keep = worthwhile(mergeable, len(part.jobs), gpus)
             for item in opens:
                 item.candidates = keep.get(item.job.job_id, item.candidates)
+        self._hold_out(view, part, opens, now)
         names = frozenset(node.name for node in part.nodes)
         releases = running_releases(view, names, now)
 
@@ -199,6 +207,22 @@ class TitanPolicy:
         waiting = () if view.brief else opens
         self._write(part, waiting, starts, grown, blocked, against, releases, now, decisions)
         return starts
+
+    def _hold_out(self, view: View, part: Field, opens: Sequence[Open], now: float) -> None:
+        """Leave out starts that end much later than waiting for more GPUs would; not of a job that
+        Slurm is about to start, nor of one past the waiting limit."""
+        factor = self.config.hold_out
+        if factor is None or not part.gpus_free:
+            return
+        openings = Openings(view, part, now)
+        for item in opens:
+            late = now - item.fact.waiting_since_s > self.config.waiting_limit_s
+            if item.planned is None and not late and len(item.candidates) > 1:
+                item.candidates, item.declined = worth_taking(
+                    item.candidates, item.fact, openings, factor, now
+                )
+                if view.brief:  # nobody will ask why they are not chosen
+                    item.candidates = [c for c in item.candidates if c.gpus <= part.gpus_free]
 
     def _remember(self, item: Open, last: Decision, carried_out: bool) -> None:
         """What the last plan wanted of the job, and whether Slurm has failed to do it."""
@@ -423,6 +447,7 @@ class TitanPolicy:
             if key in carriers:
                 decisions[key] = carried(rider.job, rider.fact, carriers[key].key, len(decisions))
         stuck = {o.job.job_id: o for o in opens if o.stuck}
+        declined = {o.job.job_id: o.declined for o in opens if o.declined is not None}
         rows = in_line([o for o in opens if o.job.job_id not in now_running], blocked, part)
         soon = [
             *releases,
@@ -437,6 +462,8 @@ class TitanPolicy:
             first = place == 0 and (blocked is not None or part.foreign > 0)
             key = item.job.job_id
             decision = waits(item, fact, len(order) + place, first, left, place, begin.get(key))
+            if item_declined := declined.get(key):
+                decision = replace(decision, waits_for=item_declined.words)
             if key in stuck:
                 decision = left_to_slurm(decision, item.job, stuck[key].wanted_since_s, now)
             decisions[key] = _with_reason(decision, against)

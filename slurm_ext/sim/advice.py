@@ -26,9 +26,10 @@ ENOUGH_BLOCKED = 0.1
 
 
 class Verdict(StrEnum):
-    """What to do with a mechanism."""
+    """What to do with a mechanism; NOT_YET would suit, but nothing carries it out yet."""
 
     USE = "use"
+    NOT_YET = "not yet"
     LEAVE_OFF = "leave off"
     UNCLEAR = "cannot tell"
 
@@ -101,8 +102,9 @@ def _counts(found: Fit) -> Advice:
     return Advice(
         "GPU counts of pending jobs",
         _when(_busy(found) or not short),
-        f"{_queue(found, BUSY)}; {percent(found.short_share)} of the jobs are shorter than"
-        f" {SHORT_S // 60} min, so that more GPUs could not shorten them much",
+        f"{_queue(found, BUSY)}; {percent(1 - found.short_share)} of the jobs take"
+        f" {SHORT_S // 60} min or longer, which more GPUs can shorten (bound"
+        f" {percent(1 - MOSTLY)})",
         "act: [order, lease, resize], and --ft-gpus of the jobs",
     )
 
@@ -122,7 +124,7 @@ def _placement(found: Fit) -> Advice:
 
 
 def _merging(found: Fit) -> Advice:
-    name, setting = "task merging", "--ft-merge of the jobs"
+    name, setting = "task merging", "none: --ft-merge has no effect yet, try simulate --merge"
     together = found.reuse.together_share
     if not _crowded(found):
         return Advice(name, Verdict.LEAVE_OFF, _queue(found, CROWDED), setting)
@@ -130,7 +132,7 @@ def _merging(found: Fit) -> Advice:
         return Advice(name, Verdict.UNCLEAR, _unknown(found), setting)
     return Advice(
         name,
-        _when(together >= ENOUGH_TOGETHER),
+        Verdict.NOT_YET if together >= ENOUGH_TOGETHER else Verdict.LEAVE_OFF,
         f"{percent(together)} of the jobs waited together with another of their model (bound"
         f" {percent(ENOUGH_TOGETHER)}); {_queue(found, CROWDED)}",
         setting,
@@ -138,7 +140,8 @@ def _merging(found: Fit) -> Advice:
 
 
 def _switching(found: Fit) -> Advice:
-    name, setting = "pipeline switch", "--ft-switch=yes of the jobs"
+    name = "pipeline switch"
+    setting = "ft-run --chain, one job's own tasks; --ft-switch has no effect yet"
     successors = found.reuse.successor_share
     if found.short_share < ENOUGH_SHORT:
         return Advice(
@@ -161,7 +164,7 @@ def _switching(found: Fit) -> Advice:
 
 
 def _reallocation(found: Fit) -> Advice:
-    name, setting = "re-allocation of running jobs", "--ft-class=preemptible of the jobs"
+    name, setting = "moving running jobs", "act: [order, move], and --ft-max-pause of the jobs"
     long_share = 1 - found.short_gpu_share
     return Advice(
         name,

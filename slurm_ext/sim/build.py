@@ -4,7 +4,8 @@ A job of which model, batch and samples are known, and whose model the throughpu
 *elastic*: its true time follows from the rule in `truth` at every GPU count that keeps its batch.
 Any other job is *rigid*: it takes its recorded duration, in which its start-up is contained, on
 the GPUs that it asked for. A job that can be neither, or that the machine can never hold, is left
-out and said.
+out and said: a measurement of the same GPUs on other nodes does not stand in for it, since that
+may be off by a factor of two.
 
 What a policy may see is the truth times an error drawn from the job's own id: the estimate. The
 choice a reader would question: on a machine with several GPU types, a job that names none is given
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from slurm_ext.sim.costs import Costs
 from slurm_ext.sim.hardware import Hardware
 from slurm_ext.sim.jobs import AUTO_COUNTS, LIMIT_FACTOR
 from slurm_ext.sim.model import SimJob
-from slurm_ext.sim.truth import Truth, consolidated, gpu_types_of, read_curves
+from slurm_ext.sim.truth import Curves, Truth, consolidated, read_types
 
 
 class TraceRow(Protocol):
@@ -78,31 +80,45 @@ class Terms:
         if not (math.isfinite(self.density) and self.density > 0):
             raise DataError("density", f"{self.density!r} is not above 0", "use for example 1.5")
         if not (math.isfinite(self.estimate_error) and self.estimate_error >= 0):
-            raise DataError("estimate error", f"{self.estimate_error!r} is negative", "use percent")
+            raise DataError(
+                "estimate error",
+                f"{100 * self.estimate_error:g} % is not 0 or more",
+                "use for example 50",
+            )
         if not 0 <= self.efficiency_floor <= 1:
             raise DataError("efficiency floor", f"{self.efficiency_floor!r}", "use 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Jobs for a replay, and one line for each row that was left out."""
+    """Jobs for a replay, and one line for each row that was left out.
+
+    ``reasons`` says how many rows were left out for the same reason, the most frequent one first.
+    ``no_limit`` counts jobs whose time limit the trace does not tell.
+    """
 
     jobs: tuple[SimJob, ...]
     left_out: tuple[str, ...] = ()
+    reasons: tuple[tuple[str, int], ...] = ()
+    no_limit: int = 0
 
 
-def truths_for(table: Path, hardware: Hardware, costs: Costs) -> dict[str, Truth]:
+def truths_for(
+    tables: Path | Mapping[str, Curves], hardware: Hardware, costs: Costs
+) -> dict[str, Truth]:
     """GPU type of the machine -> the true run times on it, where the table has that type.
 
     A machine without types is taken to have the table's first one.
     """
-    known = {name.upper(): name for name in gpu_types_of(table)}
+    if isinstance(tables, Path):
+        tables = read_types(tables, hardware.gpu_types)
+    known = {name.upper(): name for name in tables}
     found: dict[str, Truth] = {}
     for name in hardware.gpu_types:
-        measured = known.get(name.upper()) if name else next(iter(known.values()), None)
+        measured = known.get(name.upper()) if name else next(iter(tables))
         if measured is None:
             continue
-        curves = read_curves(table, measured)
+        curves = tables[measured]
         found[name] = Truth(
             curves,
             {model: costs.cold_s(model, measured) for model, _ in curves},
@@ -122,13 +138,17 @@ def build(
     builder = _Builder(hardware, truths, costs, terms or Terms())
     jobs: list[SimJob] = []
     left_out: list[str] = []
+    reasons: Counter[str] = Counter()
+    no_limit = 0
     for row in rows:
         made = builder.job(row)
         if isinstance(made, SimJob):
             jobs.append(made)
+            no_limit += not row.limit_s
         else:
             left_out.append(f"job {row.job_id} is left out: {made}")
-    return Built(tuple(jobs), tuple(left_out))
+            reasons[made] += 1
+    return Built(tuple(jobs), tuple(left_out), tuple(reasons.most_common()), no_limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +177,19 @@ class _Builder:
     def job(self, row: TraceRow) -> SimJob | str:
         """The job, or why there can be none."""
         choices: list[tuple[float, str, list[_Option]]] = []
-        problem = f"it wants {row.gpu_type} GPUs, which the machine lacks"
+        problems: list[str] = []
         for name in self._types(row):
             options = list(self._options(row, name))
             asked = [option for option in options if option.gpus == row.gpus]
             if not asked:
-                problem = self._why_not(row, name)
+                problems.append(self._why_not(row, name))
                 continue
             area = row.gpus * asked[0].true_s
             load = (self._given[name] + area) / self._hardware.gpus_of(name)
             choices.append((load, name, options))
         if not choices:
-            return problem
+            problem = f"it wants {row.gpu_type} GPUs, which the machine lacks"
+            return "; ".join(dict.fromkeys(problems)) or problem
         load, name, options = min(choices, key=lambda item: (item[0], item[1]))
         self._given[name] = load * self._hardware.gpus_of(name)
         return self._make(row, name, options)
@@ -268,11 +289,33 @@ class _Builder:
         return found
 
     def _why_not(self, row: TraceRow, name: str) -> str:
-        if not self._placements(row.gpus, name):
+        placements = self._placements(row.gpus, name)
+        if not placements:
             return f"it asks for {row.gpus} GPUs, more than the machine has room for"
-        if row.model and row.samples > 0:
-            return f"nothing was measured for {row.model} on {row.gpus} GPUs of the machine's type"
-        return "neither its duration nor its samples are known"
+        if not row.model or row.samples <= 0:
+            return "neither its duration nor its samples are known"
+        truth = self._truths.get(name)
+        if truth is None:
+            return f"the table has no row for GPU type {name}"
+        models = dict.fromkeys(model for model, _ in truth.curves)
+        if row.model not in models:
+            alike = [model for model in models if model.casefold() == row.model.casefold()]
+            hint = f"; it calls one {alike[0]}, and case counts" if alike else ""
+            return f"the table has no model {row.model} on {name or 'any GPU type'}{hint}"
+        if row.batch <= 0:
+            return "its batch is not known, nor its duration"
+        if self._hardware.pooled:
+            placements = (consolidated(row.gpus, self._hardware.gpus_per_node),)
+        others = sorted(
+            (len(shares), shares)
+            for model, shares in truth.curves
+            if model == row.model and sum(shares) == row.gpus
+        )
+        only = f", only {_spread(others[0][1])}" if others else ""
+        return (
+            f"nothing was measured for {row.model} on {row.gpus} {name}{' ' if name else ''}GPUs"
+            f" {' or '.join(_spread(each) for each in placements)}{only}"
+        )
 
     def _worthwhile(
         self, row: TraceRow, options: Sequence[_Option], start_up_s: float
@@ -290,3 +333,10 @@ class _Builder:
             return 1.0
         spread = math.log1p(self._terms.estimate_error)
         return math.exp(random.Random(f"{self._terms.seed}:{job_id}").uniform(-spread, spread))
+
+
+def _spread(placement: Sequence[int]) -> str:
+    """A placement in words."""
+    if len(placement) == 1:
+        return "of one node"
+    return f"as {'+'.join(str(share) for share in placement)} on {len(placement)} nodes"

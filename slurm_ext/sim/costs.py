@@ -9,7 +9,8 @@ work since the last multiple of ``checkpoint_every_s`` of work; 0 loses nothing.
 
 The file is CSV with the columns ``kind,model,gpu_type,seconds``, or one with the columns
 ``model,gpu_type,context_switch_s``, which tells cold switches only. An empty model or GPU type
-means any; a row that names both wins over one that does not.
+means any; a row that names both wins over one that does not. Lines that begin with ``#`` are
+comments.
 
 Files of the throughput table, such as ``slurm-ext report switch --costs`` writes, are read as well:
 ``switch`` is a pipeline switch there, ``naive_switch`` is left out (it is there to compare), and of
@@ -21,6 +22,7 @@ from __future__ import annotations
 import csv
 import gzip
 import math
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,17 +90,22 @@ def read_costs(path: Path) -> Costs:
     """Costs from a file. Raises DataError with line and fix for a bad row."""
     try:
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8", newline="") as packed:
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
                 return parse_costs(packed, str(path))
-        with path.open(encoding="utf-8", newline="") as plain:
+        with path.open(encoding="utf-8-sig", newline="") as plain:
             return parse_costs(plain, str(path))
-    except (OSError, EOFError, UnicodeDecodeError) as exc:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as exc:
         raise DataError(str(path), f"cannot be read: {exc}", "name a readable CSV file") from exc
 
 
 def parse_costs(lines: Iterable[str], place: str) -> Costs:
     """Costs from lines of CSV; ``place`` names the source in errors."""
-    reader = csv.DictReader(lines)
+    numbered = [
+        (number, line)
+        for number, line in enumerate(lines, start=1)
+        if line.strip() and not line.startswith("#")
+    ]
+    reader = csv.DictReader(line for _, line in numbered)
     columns = reader.fieldnames or ()
     only_cold = "context_switch_s" in columns
     needed = (
@@ -111,22 +118,37 @@ def parse_costs(lines: Iterable[str], place: str) -> Costs:
         raise DataError(place, f"no column {', '.join(missing)}", f"name {', '.join(needed)}")
     plain: dict[str, float] = {}
     overhead: dict[str, float] = {}
+    seen: dict[str, int] = {}
+    # A table of measurements: of several GPU counts the dearest counts.
+    measured = "gpus" in columns
     keyed: dict[str, dict[tuple[str, str], float]] = {_COLD: {}, _PIPELINE: {}}
     for row in reader:
-        where = f"{place}, line {reader.line_num}"
+        line = numbered[reader.line_num - 1][0]
+        where = f"{place}, line {line}"
+        if None in row:
+            raise DataError(where, "more cells than columns", "leave out what is too much")
         kind = _COLD if only_cold else (row["kind"] or "").strip()
         if kind in _LEFT_OUT:
             continue
         kind = _TABLE.get(kind, kind)
         seconds = _seconds(row[needed[-1]], where)
+        if kind not in keyed and kind in seen and not measured:
+            raise DataError(where, f"{kind} also on line {seen[kind]}", "keep one of them")
+        seen.setdefault(kind, line)
         if kind in _PLAIN:
-            plain[_PLAIN[kind]] = seconds
+            plain[_PLAIN[kind]] = max(seconds, plain.get(_PLAIN[kind], 0.0))
         elif kind in _OVERHEAD:
-            overhead[_OVERHEAD[kind]] = seconds
+            overhead[_OVERHEAD[kind]] = max(seconds, overhead.get(_OVERHEAD[kind], 0.0))
         elif kind in keyed:
             key = (row["model"] or "").strip(), (row["gpu_type"] or "").strip().upper()
-            before = keyed[kind].get(key, 0.0) if "gpus" in columns else 0.0
-            keyed[kind][key] = max(seconds, before)
+            before = keyed[kind].get(key)
+            if before is not None and not measured:
+                raise DataError(
+                    where,
+                    f"a second {kind} of {key[0] or 'any model'} on {key[1] or 'any GPU type'}",
+                    "keep one of them",
+                )
+            keyed[kind][key] = max(seconds, before or 0.0)
         else:
             raise DataError(where, f"unknown kind {kind!r}", f"use one of {', '.join(KINDS)}")
     return Costs(

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+NO_MATPLOTLIB = (
+    "pictures need matplotlib; install it with pip install '.[plots]' where slurm-ext was"
+    " installed from, or pip install matplotlib"
+)
+HOURS = "hours since the first submission"
 _HOUR_S = 3600.0
+# So many intervals are averaged over in a curve of the use.
+_INTERVALS = 120
 # More points than a picture has columns only make it large.
 _MOST_POINTS = 4000
 
@@ -73,30 +80,40 @@ def share_in_use(
     ]
 
 
-def draw_jct(schedules: Mapping[str, Sequence[Run]], path: Path) -> None:
+def use_over_time(runs: Iterable[Run], gpus: int) -> list[tuple[float, float]]:
+    """(time, share of GPU time in use) of a whole schedule, down to nothing at its end."""
+    steps = in_use(runs)
+    if not steps:
+        return []
+    begin, end = steps[0][0], steps[-1][0]
+    return [*share_in_use(steps, gpus, max(1.0, (end - begin) / _INTERVALS)), (end, 0.0)]
+
+
+def draw_jct(schedules: Mapping[str, Sequence[Run]], path: Path, title: str = "") -> None:
     """Share of jobs that are done within a time, one curve per policy."""
-    figure, axis = _figure()
+    figure, axis = _figure(title)
     for name, runs in schedules.items():
         points = _thin(distribution(item.jct_s / _HOUR_S for item in outcomes_of(runs)))
         times, shares = [x for x, _ in points], [y for _, y in points]
         axis.step([*times[:1], *times], [0.0, *shares], where="post", label=name)
     axis.set_xscale("log")
+    _plain_hours(axis)
     axis.set_xlabel("job completion time (hours)")
     axis.set_ylabel("share of jobs")
     axis.set_ylim(0, 1)
     _finish(figure, axis, path)
 
 
-def draw_utilisation(schedules: Mapping[str, Sequence[Run]], gpus: int, path: Path) -> None:
-    """Share of the GPUs in use over time, one curve per policy."""
-    figure, axis = _figure()
+def draw_utilisation(
+    schedules: Mapping[str, Sequence[Run]], gpus: int, path: Path, title: str = ""
+) -> None:
+    """Share of the GPUs in use over time, one curve per policy, down to nothing at its end."""
+    figure, axis = _figure(title)
     origin = min((run.submit_s for runs in schedules.values() for run in runs), default=0.0)
     for name, runs in schedules.items():
-        steps = in_use(runs)
-        span = steps[-1][0] - steps[0][0] if steps else 0.0
-        points = share_in_use(steps, gpus, max(1.0, span / 120))
+        points = use_over_time(runs, gpus)
         axis.plot([(x - origin) / _HOUR_S for x, _ in points], [y for _, y in points], label=name)
-    axis.set_xlabel("hours of the trace")
+    axis.set_xlabel(HOURS)
     axis.set_ylabel("share of GPUs in use")
     axis.set_ylim(0, 1.02)
     _finish(figure, axis, path)
@@ -107,18 +124,27 @@ def _thin(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]
     return points if step <= 1 else [*points[::step], points[-1]]
 
 
-def _figure() -> tuple[Figure, Axes]:
+def _plain_hours(axis: Axes) -> None:
+    """0.1, 0.2, 0.5, 1 ... hours instead of powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _figure(title: str) -> tuple[Figure, Axes]:
     try:
         import matplotlib
     except ImportError as exc:
-        raise SlurmExtError(
-            "curves need matplotlib; install it with `pip install slurm-ext[plots]`"
-        ) from exc
+        raise SlurmExtError(NO_MATPLOTLIB) from exc
     matplotlib.use("Agg")
     from matplotlib import figure as drawing
 
     figure = drawing.Figure(figsize=(8, 4.5), layout="constrained")
-    return figure, figure.subplots()
+    axes = figure.subplots()
+    axes.set_title(title, loc="left", fontsize="medium")
+    return figure, axes
 
 
 def _finish(figure: Figure, axis: Axes, path: Path) -> None:

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from slurm_ext.domain.configuration import Configuration
 from slurm_ext.domain.node import Partition
+from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Decision, Plan, Verdict
 from slurm_ext.domain.policy import Policy, View
 from slurm_ext.policy.placement import Request, seat
@@ -55,6 +56,10 @@ _IDLE_TICKS = 1000
 # So often in a row a job may be stopped before it has done anything. A policy to which a restart
 # costs nothing can go on for ever, because each stop is an event that it reacts to.
 _FRUITLESS_STARTS = 500
+# So many jobs that were never started are named.
+_NAMED = 10
+# A shorter interval is lost in the rounding of a clock that counts in months, and would never pass.
+_LEAST_INTERVAL_S = 1e-3
 # Two moments nearer than this share of a step are one (floating point).
 _SAME = 1e-9
 
@@ -79,8 +84,10 @@ def replay(
     Raises SimulationError when jobs are left that nothing will ever start, or when the policy
     starts a configuration that the job does not have.
     """
-    if not (math.isfinite(interval_s) and interval_s >= 0):
-        raise SimulationError(f"decision interval {interval_s!r}: use 0 or more seconds")
+    if not (math.isfinite(interval_s) and (interval_s == 0 or interval_s >= _LEAST_INTERVAL_S)):
+        raise SimulationError(
+            f"decision interval {interval_s!r}: use 0, or {_LEAST_INTERVAL_S:g} s or more"
+        )
     if not getattr(policy, "merges", False):
         merging = None
     known = tuple(jobs)
@@ -172,12 +179,20 @@ class _Replay:
                 self._think(now)
         left = len(self._jobs) - self._finished
         if left:
-            raise SimulationError(
-                f"policy {self._policy.name} never started {', '.join(self._rows.facts)}: "
-                f"the machine is idle and nothing more happens"
-            )
+            raise SimulationError(self._stranded())
         runs = tuple(run for of_job in self._done for run in of_job)
         return Schedule(self._policy.name, self._gpus, runs, self._decisions, self._refused)
+
+    def _stranded(self) -> str:
+        """Who waits in vain, and the nodes that will never be back, if that may be why."""
+        waiting = list(self._rows.facts)
+        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+        away = [name for name, node in self._nodes.items() if not node.available]
+        why = f"; {fold(away)} never came back (outages)" if away else ""
+        return (
+            f"policy {self._policy.name} never started {', '.join(waiting[:_NAMED])}{more}: "
+            f"the machine is idle and nothing more happens{why}"
+        )
 
     def _push(self, at: float, kind: int, place: int, serial: int = 0) -> None:
         self._real_events += kind != _TICK
@@ -343,9 +358,18 @@ class _Replay:
     # -- deciding ----------------------------------------------------------------------------
 
     def _decide(self, now: float) -> bool:
-        self._previous = plan = self._policy(self._view(now), now)
+        plan = self._policy(self._view(now), now)
         self._decisions += 1
-        return self._carry_out(plan, now)
+        acted = self._carry_out(plan, now)
+        # A start that was carried out is done with: where its node fails hours later, a policy
+        # must not take it for one that was wanted all the time and never came about.
+        open_yet = {
+            key: decision
+            for key, decision in plan.decisions.items()
+            if key not in self._live or key in self._stopping
+        }
+        self._previous = replace(plan, decisions=open_yet)
+        return acted
 
     def _view(self, now: float) -> View:
         rows = self._rows

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_ext.domain.errors import DataError, SlurmExtError
+from slurm_ext.sim.curves import HOURS, NO_MATPLOTLIB
 from slurm_ext.sim.engine import Run
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _HOUR_S = 3600.0
 # Colours that stay apart for colour-blind readers and in print (Okabe and Ito), small jobs first.
 _COLOURS = ("#56b4e9", "#0072b2", "#009e73", "#f0e442", "#e69f00", "#d55e00", "#cc79a7", "#000000")
+# More names than this on one axis overlap: then every second, third ... node is named.
+_MOST_NAMES = 20
 _FORMATS = frozenset({".png", ".svg", ".pdf"})
 
 
@@ -88,17 +91,22 @@ def waiting(runs: Iterable[Run]) -> list[tuple[float, int]]:
 
 
 def draw(
-    schedules: Mapping[str, Sequence[Run]], nodes: Mapping[str, int], path: Path, title: str = ""
+    schedules: Mapping[str, Sequence[Run]],
+    nodes: Mapping[str, int],
+    path: Path,
+    title: str = "",
+    labels: Mapping[str, str] | None = None,
 ) -> None:
-    """Write the picture; the suffix of ``path`` chooses PNG, SVG or PDF."""
+    """Write the picture; the suffix of ``path`` chooses PNG, SVG or PDF.
+
+    ``labels`` says what a node is called in it, where that is more than its name.
+    """
     if path.suffix.lower() not in _FORMATS:
         raise DataError(str(path), f"unknown picture format {path.suffix!r}", "use .png or .svg")
     try:
         import matplotlib
     except ImportError as exc:
-        raise SlurmExtError(
-            "a Gantt picture needs matplotlib; install it with `pip install slurm-ext[plots]`"
-        ) from exc
+        raise SlurmExtError(NO_MATPLOTLIB) from exc
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
@@ -109,7 +117,7 @@ def draw(
     colour = {count: _COLOURS[i % len(_COLOURS)] for i, count in enumerate(counts)}
     origin = min((run.submit_s for runs in schedules.values() for run in runs), default=0.0)
     for axis, (name, runs) in zip(axes, schedules.items(), strict=False):
-        _panel(axis, name, bars(runs, nodes), nodes, colour, origin)
+        _panel(axis, name, bars(runs, nodes), nodes, colour, origin, labels or {})
     for name, runs in schedules.items():
         steps = waiting(runs)
         axes[-1].step(
@@ -120,7 +128,7 @@ def draw(
             label=name,
         )
     axes[-1].set_ylabel("jobs waiting")
-    axes[-1].set_xlabel("hours of the workload")
+    axes[-1].set_xlabel(HOURS)
     axes[-1].set_ylim(bottom=0)
     axes[-1].legend(loc="upper right", fontsize="small")
     if title:
@@ -136,6 +144,7 @@ def _panel(
     nodes: Mapping[str, int],
     colour: Mapping[int, str],
     origin: float,
+    labels: Mapping[str, str],
 ) -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.patches import Patch
@@ -149,12 +158,16 @@ def _panel(
     axis.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=0.4))
     total = sum(nodes.values())
     row = 0
-    marks = []
-    for gpus in nodes.values():
-        marks.append(row + gpus / 2)
+    marks: list[float] = []
+    names: list[str] = []
+    every = -(-len(nodes) // _MOST_NAMES)
+    for number, (node, gpus) in enumerate(nodes.items()):
+        if number % every == 0:
+            marks.append(row + gpus / 2)
+            names.append(labels.get(node, node))
         row += gpus
         axis.axhline(row, color="0.8", linewidth=0.5, zorder=0)
-    axis.set_yticks(marks, list(nodes))
+    axis.set_yticks(marks, names)
     axis.set_ylim(0, total)
     axis.autoscale(axis="x")
     axis.set_xlim(left=0)

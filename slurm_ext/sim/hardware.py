@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_ext.domain.errors import DataError
 from slurm_ext.domain.node import Node
@@ -60,6 +60,24 @@ class Hardware:
     def gpu_types(self) -> tuple[str, ...]:
         """The types, in the order of the groups."""
         return tuple(dict.fromkeys(kind.gpu_type for kind in self.kinds))
+
+    @property
+    def text(self) -> str:
+        """As a user writes it."""
+        return ",".join(
+            f"{kind.nodes}x{kind.gpus_per_node}{'x' if kind.gpu_type else ''}{kind.gpu_type}"
+            for kind in self.kinds
+        )
+
+    def of_type(self, gpu_type: str) -> Hardware:
+        """The same machine; nodes that name no GPU type have this one."""
+        return replace(
+            self,
+            gpu_type=self.gpu_type or gpu_type,
+            groups=tuple(
+                replace(group, gpu_type=group.gpu_type or gpu_type) for group in self.groups
+            ),
+        )
 
     def gpus_of(self, gpu_type: str) -> int:
         """GPUs of one type."""

@@ -95,8 +95,8 @@ def measure(
         makespan_s=makespan,
         max_slowdown=max(item.jct_s / item.error_free_s for item in outcomes),
         share_hurt_10pct=_share_hurt(outcomes, baseline) if baseline is not None else 0.0,
-        queue_share_of_jct=math.fsum(item.jct_s - item.held_s for item in outcomes) / total,
-        gpu_utilisation=math.fsum(item.gpu_seconds for item in outcomes) / (gpus * makespan),
+        queue_share_of_jct=_share(math.fsum(item.jct_s - item.held_s for item in outcomes), total),
+        gpu_utilisation=_share(math.fsum(item.gpu_seconds for item in outcomes), gpus * makespan),
     )
 
 
@@ -119,6 +119,11 @@ def percentile(ascending: Sequence[float], percent: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ascending) - 1)
     return ascending[low] + (ascending[high] - ascending[low]) * (place - low)
+
+
+def _share(part: float, whole: float) -> float:
+    """Runs that are shorter than the clock can tell, late in a trace, come to no time at all."""
+    return part / whole if whole else 0.0
 
 
 def _share_hurt(outcomes: Sequence[Outcome], baseline: Sequence[Outcome]) -> float:

@@ -33,7 +33,7 @@ class Outage:
 def read_outages(path: Path, nodes: Collection[str]) -> tuple[Outage, ...]:
     """Outages from a file. Raises DataError for a bad row or a node that the machine lacks."""
     try:
-        with path.open(newline="", encoding="utf-8") as handle:
+        with path.open(newline="", encoding="utf-8-sig") as handle:
             return parse_outages(handle, str(path), nodes)
     except (OSError, UnicodeDecodeError) as exc:
         raise DataError(str(path), f"cannot be read: {exc}", "name a readable CSV file") from exc
@@ -48,6 +48,8 @@ def parse_outages(lines: Iterable[str], place: str, nodes: Collection[str]) -> t
     found: list[Outage] = []
     for row in reader:
         where = f"{place}, line {reader.line_num}"
+        if None in row:
+            raise DataError(where, "more cells than columns", "leave out what is too much")
         name = (row["node"] or "").strip()
         if name not in nodes:
             raise DataError(where, f"unknown node {name!r}", f"name one of {_some(nodes)}")

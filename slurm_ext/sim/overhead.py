@@ -20,6 +20,9 @@ from statistics import fmean, median
 from slurm_ext.domain.errors import DataError
 from slurm_ext.sim.model import Run
 
+# Of a clock that counts in months, shorter beats are lost in the rounding.
+_LEAST_CYCLE_S = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
@@ -35,6 +38,12 @@ class Overhead:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise DataError(f"overhead {name}", f"{value!r} is not 0 or more", "write seconds")
+        if 0 < self.cycle_s < _LEAST_CYCLE_S:
+            raise DataError(
+                "overhead cycle_s",
+                f"{self.cycle_s!r} is lost in the rounding of the clock",
+                f"write 0, or {_LEAST_CYCLE_S:g} s or more",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,16 +96,29 @@ def _titan_grow() -> Policy:
     return TitanPolicy(GROWING)
 
 
+def _titan_published() -> Policy:
+    from slurm_ext.policy.titan_published import PublishedTitan
+
+    return PublishedTitan()
+
+
 POLICIES: Mapping[str, tuple[Callable[[], Policy], str]] = {
     "fifo": (_fifo, "in order of submission; the first that does not fit stops the rest"),
-    "backfill": (_backfill, "EASY backfilling with users' time limits"),
+    "backfill": (
+        _backfill,
+        "EASY backfilling with users' time limits (1.5 x the true time where unknown)",
+    ),
     "srtf": (_srtf, "shortest remaining time first, nothing is stopped"),
     "srtf-preemptive": (_srtf_preemptive, "the same, and longer jobs are stopped for shorter ones"),
     "tiresias": (_tiresias, "least attained service in discrete queues, preemptive"),
     "optimus": (_optimus, "GPUs by marginal gain, preemptive"),
-    "titan": (_titan, "as the daemon: order and GPU counts by an exact knapsack"),
+    "titan": (_titan, "as the daemon: order and GPU counts of waiting jobs by an exact knapsack"),
     "titan-rigid": (_titan_rigid, "titan at the requested GPU counts"),
     "titan-grow": (_titan_grow, "titan that also restarts running jobs on more GPUs"),
+    "titan-published": (
+        _titan_published,
+        "the formulation of Titan's author, preemptive; made for --interval titan-published=120",
+    ),
 }
 
 

@@ -8,14 +8,33 @@ worse than under SRTF by at least a tenth.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.nodelist import fold
 from slurm_ext.sim.metrics import Outcome, measure, outcomes_of, percentile
 from slurm_ext.sim.model import Run, Schedule
 
 NOTICEABLE = 0.1
+# Numbers of which less is better, and more; of the others neither can be said.
+LESS = frozenset(
+    {
+        "avg_jct_s",
+        "median_jct_s",
+        "p95_jct_s",
+        "p99_jct_s",
+        "avg_wait_s",
+        "p99_wait_s",
+        "makespan_s",
+        "gpu_s_held",
+        "worst_slowdown",
+        "queue_share_of_jct",
+        "gpu_s_lost",
+        "share_worse_than_srtf",
+    }
+)
+MORE = frozenset({"share_better_than_srtf"})
 # A job that is faster or slower by exactly that much counts, whatever rounding makes of it.
 _ROUNDING = 1e-9
 
@@ -32,6 +51,7 @@ class Summary:
     p99_wait_s: float
     makespan_s: float
     gpu_utilisation: float
+    gpu_s_held: float
     worst_slowdown: float
     queue_share_of_jct: float
     starts_per_job: float
@@ -62,6 +82,7 @@ def summarise(schedule: Schedule, srtf: Schedule | None = None) -> Summary:
         p99_wait_s=percentile(waits, 99),
         makespan_s=base.makespan_s,
         gpu_utilisation=base.gpu_utilisation,
+        gpu_s_held=math.fsum(item.gpu_seconds for item in outcomes),
         worst_slowdown=base.max_slowdown,
         queue_share_of_jct=base.queue_share_of_jct,
         starts_per_job=len(schedule.runs) / len(outcomes),
@@ -74,8 +95,15 @@ def summarise(schedule: Schedule, srtf: Schedule | None = None) -> Summary:
     )
 
 
-def job_rows(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """One row per job: its first start, its last end, and the GPUs of its last run."""
+def job_rows(
+    runs: Sequence[Run], gpu_types: Mapping[str, str] | None = None
+) -> list[dict[str, object]]:
+    """One row per job: its first start, its last end, and the GPUs and nodes of its last run.
+
+    ``gpu_types`` names the GPU type of each node. A job that rode on another one held no GPUs, and
+    has no nodes.
+    """
+    types = gpu_types or {}
     rows: dict[str, dict[str, object]] = {}
     for run in runs:
         row = rows.setdefault(
@@ -83,6 +111,8 @@ def job_rows(runs: Sequence[Run]) -> list[dict[str, object]]:
         )
         row["end_s"] = run.end_s
         row["gpus"] = run.gpus
+        row["nodes"] = fold(run.seats)
+        row["gpu_type"] = next((types[name] for name in run.seats if name in types), "")
     return list(rows.values())
 
 
@@ -90,6 +120,8 @@ def _shares(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> tuple[float, 
     before = {item.job_id: item.jct_s for item in theirs}
     if before.keys() != {item.job_id for item in ours}:
         raise DataError("srtf", "jobs differ", "compare replays of the same jobs")
-    better = sum(item.jct_s <= (1 - NOTICEABLE + _ROUNDING) * before[item.job_id] for item in ours)
-    worse = sum(item.jct_s >= (1 + NOTICEABLE - _ROUNDING) * before[item.job_id] for item in ours)
+    pairs = [(item.jct_s, before[item.job_id]) for item in ours]
+    # Equal ones are neither, also where both are 0.
+    better = sum(a < b and a <= (1 - NOTICEABLE + _ROUNDING) * b for a, b in pairs)
+    worse = sum(a > b and a >= (1 + NOTICEABLE - _ROUNDING) * b for a, b in pairs)
     return better / len(ours), worse / len(ours)

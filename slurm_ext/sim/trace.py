@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_ext.domain.errors import DataError
@@ -34,12 +35,18 @@ def read_trace(
     strict: bool = False,
     limit: int | None = None,
     where: Mapping[str, str] | None = None,
+    *,
+    columns: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    model_pattern: re.Pattern[str] | None = None,
 ) -> Trace:
     """The jobs of a recorded workload (may be gzipped, ``-`` is standard input).
 
     ``limit`` keeps the first so many in order of submission. ``where`` keeps the rows of a CSV
     whose columns have these values; ``FILE#workload=1,load=1.0`` says the same. A bad row is told
     in ``skipped``, or raised as DataError with ``strict``; an unusable file always raises.
+    ``columns``, ``delimiter`` and ``model_pattern`` are `read_sacct`'s; with ``columns`` the file
+    is taken for sacct's.
     """
     if fmt not in FORMATS:
         raise DataError(f"format {fmt!r}", "is not known", f"choose among {', '.join(FORMATS)}")
@@ -49,14 +56,22 @@ def read_trace(
     chosen.update(where or {})
     lines = read_lines(name)
     if fmt == AUTO:
-        fmt = _recognise(lines, name)
+        fmt = _recognise(lines, name) if columns is None else "sacct"
     if fmt in FORMS:
         return read_csv(lines, name, fmt, strict=strict, limit=limit, where=chosen)
     if chosen:
         raise DataError(str(path), f"rows of {fmt} cannot be chosen", "leave the part from # out")
     if fmt == "swf":
         return read_swf(lines, name, strict=strict, limit=limit)
-    return to_trace(read_sacct(lines, name, strict=strict), limit)
+    log = read_sacct(
+        lines,
+        name,
+        strict=strict,
+        columns=columns,
+        delimiter=delimiter,
+        model_pattern=model_pattern,
+    )
+    return to_trace(log, limit)
 
 
 def read_lines(name: str) -> list[str]:
@@ -103,20 +118,25 @@ def _selection(path: str) -> tuple[str, dict[str, str]]:
 
 
 def _recognise(lines: list[str], name: str) -> str:
-    for line in lines:
-        if not line.strip() or line.startswith("#"):
-            continue
-        if is_swf(line):
-            return "swf"
-        # A comma may be sacct's delimiter, but "job_id" is never its heading.
-        if is_heading(line):
-            return "sacct"
-        found = recognise(line)
-        if found:
-            return found
-        break
+    first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
+    if first is None:
+        raise DataError(name, "empty", "name a file with a workload")
+    if is_swf(first):
+        return "swf"
+    # A comma may be sacct's delimiter, but "job_id" is never its heading.
+    if is_heading(first):
+        return "sacct"
+    found = recognise(first)
+    if found:
+        return found
+    if "\0" in first:
+        raise DataError(name, "not UTF-8 text (UTF-16?)", "save it as UTF-8")
+    for word, separator in (("semicolons", ";"), ("tabs", "\t"), ("bars", "|")):
+        if separator in first and recognise(first.replace(separator, ",")):
+            raise DataError(name, f"its columns are separated by {word}", "separate them by commas")
     raise DataError(
         name,
         "not a workload that can be recognised by its first line",
-        f"name the format, one of {', '.join(FORMATS[1:])}",
+        f"name the format, one of {', '.join(FORMATS[1:])}; a CSV file needs the columns"
+        " job_id, submit_s and gpus; output of sacct without a heading needs --sacct-columns",
     )

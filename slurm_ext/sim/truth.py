@@ -22,8 +22,9 @@ import csv
 import gzip
 import math
 import random
+import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,11 +59,15 @@ class Curve:
         )
 
 
+# (model, placement) -> what was measured there, for one GPU type.
+Curves = Mapping[tuple[str, tuple[int, ...]], Curve]
+
+
 @dataclass(frozen=True, slots=True)
 class Truth:
     """The rule with its numbers: one curve per (model, placement) and the switch cost per model."""
 
-    curves: Mapping[tuple[str, tuple[int, ...]], Curve]
+    curves: Curves
     switch_s: Mapping[str, float]
     checkpoint_s: float = CHECKPOINT_S
 
@@ -108,74 +113,171 @@ def hidden_error(job_id: str, seed: int, factor: float = ERROR_FACTOR) -> float:
 def read_truth(throughput: Path, costs: Path, gpu_type: str = "V100") -> Truth:
     """The truth from a throughput table (CSV, may be gzipped) and a table of start-up costs."""
     return Truth(
-        curves=_curves(_rows(throughput, _CURVE_COLUMNS), throughput, gpu_type),
+        curves=read_curves(throughput, gpu_type),
         switch_s=_switches(_rows(costs, _COST_COLUMNS), costs, gpu_type),
     )
 
 
-def read_curves(throughput: Path, gpu_type: str) -> Mapping[tuple[str, tuple[int, ...]], Curve]:
+def read_curves(throughput: Path, gpu_type: str) -> Curves:
     """The curves of one GPU type from a throughput table (CSV, may be gzipped)."""
-    return _curves(_rows(throughput, _CURVE_COLUMNS), throughput, gpu_type)
+    rows = _rows(throughput, _CURVE_COLUMNS)
+    curves = _curves(rows, throughput, gpu_type)
+    if curves:
+        return curves
+    types = dict.fromkeys(row["gpu_type"] for _, row in rows)
+    if not any(name.upper() == gpu_type.upper() for name in types):
+        raise DataError(
+            str(throughput),
+            f"no row for GPU type {gpu_type}",
+            f"name a type of the table ({', '.join(types) or 'it is empty'})",
+        )
+    raise DataError(str(throughput), f"no usable row for GPU type {gpu_type}", _USABLE)
 
 
-def gpu_types_of(throughput: Path) -> tuple[str, ...]:
-    """The GPU types of a throughput table, in its order."""
-    return tuple(dict.fromkeys(row["gpu_type"] for _, row in _rows(throughput, _CURVE_COLUMNS)))
+def read_types(throughput: Path, wanted: Collection[str]) -> Mapping[str, Curves]:
+    """GPU type -> its curves, of the types that are wanted and in the table; "" is the first one
+    of the table. Raises DataError where there is no row that can be used."""
+    rows = _rows(throughput, _CURVE_COLUMNS)
+    if not rows:
+        raise DataError(str(throughput), "no row", "fill in what slurm-ext table template prints")
+    names: dict[str, str] = {}
+    for _, row in rows:
+        names.setdefault(row["gpu_type"].upper(), row["gpu_type"])
+    first = next(iter(names))
+    kinds = dict.fromkeys(name.upper() or first for name in wanted)
+    found = {names[kind]: _curves(rows, throughput, kind) for kind in kinds if kind in names}
+    if found and not any(found.values()):
+        raise DataError(str(throughput), "no usable row", _USABLE)
+    return {name: curves for name, curves in found.items() if curves}
 
 
-_CURVE_COLUMNS = ("model", "gpu_type", "placement", "local_batch", "step_time_s", "sync_time_s")
+_CURVE_COLUMNS = ("model", "gpu_type", "local_batch")
+# Either of each: how the GPUs lie on nodes, and how fast a step is.
+_CHOICES = ((("placement",), ("gpus", "nodes")), (("step_time_s",), ("throughput",)))
 _COST_COLUMNS = ("kind", "model", "gpu_type", "seconds")
 _COLD_START = "cold_start"
+_DOCUMENTED = "use the columns that slurm-ext table template prints"
+_USABLE = "give local_batch, placement or gpus and nodes, and step_time_s or throughput"
+_SQLITE = b"SQLite format 3"
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]]:
     try:
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8", newline="") as packed:
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
                 return _read(packed, path, columns)
-        with path.open(encoding="utf-8", newline="") as plain:
+        with path.open("rb") as first:
+            if first.read(len(_SQLITE)) == _SQLITE:
+                raise DataError(
+                    str(path), "a table file, not CSV", "write it with slurm-ext table export"
+                )
+        with path.open(encoding="utf-8-sig", newline="") as plain:
             return _read(plain, path, columns)
-    except (OSError, EOFError, UnicodeDecodeError) as exc:
-        raise DataError(str(path), f"cannot be read: {exc}", "restore the file") from exc
+    except OSError as exc:
+        why = exc.strerror or str(exc)
+        raise DataError(str(path), f"cannot be read: {why}", "name a readable CSV file") from exc
+    except (EOFError, UnicodeDecodeError, zlib.error) as exc:
+        raise DataError(str(path), f"cannot be read: {exc}", "name a CSV file in UTF-8") from exc
 
 
 def _read(
     lines: Iterable[str], path: Path, columns: Sequence[str]
 ) -> list[tuple[int, dict[str, str]]]:
-    reader = csv.DictReader(lines)
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    numbers: list[int] = []
+
+    def counted() -> Iterator[str]:
+        for number, line in enumerate(lines, start=1):
+            if line.strip() and not line.startswith("#"):
+                numbers.append(number)
+                yield line
+
+    reader = csv.DictReader(counted())
+    there = reader.fieldnames or ()
+    missing = [name for name in columns if name not in there]
+    if columns == _CURVE_COLUMNS:
+        missing += [
+            " or ".join(" and ".join(names) for names in choice)
+            for choice in _CHOICES
+            if not any(set(names) <= set(there) for names in choice)
+        ]
     if missing:
-        raise DataError(str(path), f"no column {', '.join(missing)}", "use the documented columns")
-    return [(reader.line_num, row) for row in reader]
+        raise DataError(str(path), f"no column {', '.join(missing)}", _DOCUMENTED)
+    return [(numbers[-1], row) for row in reader]
 
 
 def _curves(
     rows: Iterable[tuple[int, dict[str, str]]], path: Path, gpu_type: str
 ) -> dict[tuple[str, tuple[int, ...]], Curve]:
-    points: defaultdict[tuple[str, tuple[int, ...]], dict[float, tuple[float, float]]]
-    points = defaultdict(dict)
+    """Curves of one GPU type. Where a placement has rows that tell everything (placement, step and
+    sync time), the others of it do not count: they would mix two ways of measuring."""
+    full: defaultdict[tuple[str, tuple[int, ...]], dict[float, tuple[float, float]]]
+    rest: defaultdict[tuple[str, tuple[int, ...]], dict[float, tuple[float, float]]]
+    full, rest = defaultdict(dict), defaultdict(dict)
     for line, row in rows:
-        # Rows without a placement or without a sync time cannot feed the rule.
-        if row["gpu_type"].upper() != gpu_type.upper() or not row["placement"].isdigit():
+        if row["gpu_type"].upper() != gpu_type.upper():
             continue
-        if not row["sync_time_s"] or not row["step_time_s"]:
+        where = f"{path}, line {line}"
+        placement = _placement(row, where)
+        if not placement:
             continue
-        placement = tuple(sorted((int(digit) for digit in row["placement"]), reverse=True))
         local = _positive(row, "local_batch", path, line)
-        step = _positive(row, "step_time_s", path, line)
-        sync = _positive(row, "sync_time_s", path, line, zero=True)
-        points[row["model"], placement].setdefault(local, (step, sync))
+        times = _times(row, local, sum(placement), path, line)
+        if times is None:
+            continue
+        whole = row.get("placement") and row.get("step_time_s") and row.get("sync_time_s")
+        (full if whole else rest)[row["model"], placement].setdefault(local, times)
     curves: dict[tuple[str, tuple[int, ...]], Curve] = {}
-    for key, measured in points.items():
+    for key in (*full, *(key for key in rest if key not in full)):
+        measured = full.get(key) or rest[key]
         order = sorted(measured)
         curves[key] = Curve(
             tuple(order),
             tuple(measured[local][0] for local in order),
             tuple(measured[local][1] for local in order),
         )
-    if not curves:
-        raise DataError(str(path), f"no row for GPU type {gpu_type}", "name a type of the table")
     return curves
+
+
+def _placement(row: Mapping[str, str], where: str) -> tuple[int, ...]:
+    """GPUs per node: as written, else equal shares of the GPUs; empty where neither tells it."""
+    text = (row.get("placement") or "").strip()
+    if text:
+        # 44 is two nodes with four each; from ten GPUs of a node on they are joined: 16+16.
+        parts = text.rstrip("+").split("+") if "+" in text else list(text)
+        if not all(part.isascii() and part.isdigit() and int(part) for part in parts):
+            raise DataError(f"{where}, column placement", f"{text!r}", "write 44 or 16+16")
+        return tuple(sorted((int(part) for part in parts), reverse=True))
+    gpus, nodes = ((row.get(name) or "").strip() for name in ("gpus", "nodes"))
+    if not gpus:
+        return ()
+    if gpus == "1" and not nodes:
+        return (1,)
+    if not (gpus.isascii() and gpus.isdigit() and nodes.isascii() and nodes.isdigit()):
+        return ()
+    share, left = divmod(int(gpus), max(1, int(nodes)))
+    return () if left or not share or not int(nodes) else (share,) * int(nodes)
+
+
+def _times(
+    row: Mapping[str, str], local: float, gpus: int, path: Path, line: int
+) -> tuple[float, float] | None:
+    """(step, sync) of one micro-batch (s); None for a row that tells no speed (out of memory).
+
+    A step of several micro-batches has one sync; where that is not told, all of it is charged to
+    each of them.
+    """
+    sync = _positive(row, "sync_time_s", path, line, zero=True) if row.get("sync_time_s") else 0.0
+    accumulation = _positive(row, "accumulation", path, line) if row.get("accumulation") else 1.0
+    if row.get("step_time_s"):
+        step = _positive(row, "step_time_s", path, line)
+    elif row.get("throughput"):
+        speed = _positive(row, "throughput", path, line, zero=True)
+        if not speed:
+            return None
+        step = gpus * local * accumulation / speed
+    else:
+        return None
+    return sync + (step - sync) / accumulation, sync
 
 
 def _switches(
@@ -193,7 +295,7 @@ def _positive(
 ) -> float:
     try:
         value = float(row[column])
-    except (TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError) as exc:
         raise DataError(
             f"{path}, line {line}, column {column}", f"{row[column]!r}: not a number", "write one"
         ) from exc

@@ -162,9 +162,9 @@ class Twin:
 
 def _daemons_policy(scale: float) -> Policy:
     """The policy as the daemon ran it: its times are real seconds, and the waiting limit was
-    scaled by the replay."""
+    scaled by the replay. When the records were made, a small start was never declined."""
     weights = Weights(patience_s=_PATIENCE_S * scale)
-    return TitanPolicy(TitanConfig(weights=weights, waiting_limit_s=_DAY_S))
+    return TitanPolicy(TitanConfig(weights=weights, waiting_limit_s=_DAY_S, hold_out=None))
 
 
 def compare(

@@ -203,6 +203,6 @@ def ours(workload: str) -> list[Case]:
         Case("backfill", Backfill(), rigid, "", 0.0),
         Case("srtf-preemptive", PreemptiveSrtf(), rigid, "srtf", 0.0),
         Case("titan-rigid", TitanPolicy(), rigid, "titan", 0.0),
-        Case("titan-stay", TitanPolicy(), elastic, "titan", 0.0),
-        Case("titan", TitanPolicy(GROWING), elastic, "titan", 0.0),
+        Case("titan", TitanPolicy(), elastic, "titan", 0.0),
+        Case("titan-grow", TitanPolicy(GROWING), elastic, "titan", 0.0),
     ]

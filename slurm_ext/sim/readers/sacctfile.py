@@ -68,7 +68,7 @@ def rows(
                 raise DataError(
                     f"{file}:{number}",
                     "no heading that begins with JobID",
-                    "leave --noheader out, or name the columns",
+                    "leave --noheader out, or name the columns: --sacct-columns=JobID,State,...",
                 )
             delimiter = delimiter or match[2]
             names = [name.strip().lower() for name in heading.split(delimiter)]
@@ -99,6 +99,9 @@ def _check(names: Sequence[str], file: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise DataError(f"{file}: heading", f"column {twice[0]} occurs twice", "ask for it once")
+    odd = next((name for name in names if not name.isalnum()), None)
+    if odd is not None:
+        raise DataError(f"{file}: heading", f"{odd!r} is no column", "write JobID,State,Submit,...")
     missing = [name for name in NEEDED if name.lower() not in names]
     if not {"alloctres", "reqtres"} & set(names):
         missing.append("AllocTRES")

@@ -40,6 +40,32 @@ def test_a_mistyped_option_prints_the_usage_of_its_sub_command():
     assert "unrecognized arguments: --lnog" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["queue", "--jsom"],
+            "slurm-ext queue: error: unrecognized arguments: --jsom; do you mean",
+        ),
+        (["table", "list", "--tabel", "x"], "unrecognized arguments: --tabel; do you mean --table"),
+        (["simulate", "--seed", "-1x"], "argument --seed: -1x looks like an option"),
+    ],
+)
+def test_a_misspelt_option_is_named_not_the_word_behind_it(words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        program.main(words)
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--version", "queue"], ["table", "import", "-h"]])
+def test_what_is_no_misspelling_is_left_alone(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        program.main(words)
+    assert caught.value.code == 0
+    assert capsys.readouterr().out
+
+
 def test_an_error_of_ours_is_one_line_and_exit_code_one(tmp_path):
     done = run("check", "--config", str(tmp_path / "absent.yaml"))
     assert done.returncode == 1

@@ -112,6 +112,21 @@ def test_a_missing_source_skips_the_cycle_and_is_counted(bench, call, fault):
     assert bench.slurm.find(job).state is JobState.RUNNING
 
 
+def test_time_in_which_slurm_did_not_answer_is_no_failure_to_start(bench, monkeypatch):
+    job = bench.submit()
+    with monkeypatch.context() as held:
+        held.setattr(bench.slurm, "_schedule", lambda: None)
+        bench.cycles()
+        bench.slurm.inject("snapshot", Fault.FAIL, times=60)
+        assert all(report.skipped for report in bench.cycles(60))
+        bench.cycles(2)
+        decision = read_plan(bench.config.spool, int(job)).decision
+        assert decision.verdict is Verdict.START, decision.reason
+        # From then on Slurm answers, and its patience is used up as ever.
+        bench.cycles(30)
+        assert read_plan(bench.config.spool, int(job)).decision.left_to_slurm
+
+
 def test_limits_that_cannot_be_read_again_keep_their_last_value(bench):
     bench.fill()
     bench.cycles()

@@ -13,6 +13,7 @@ from slurm_ext.domain.errors import DataError
 from slurm_ext.estimate.csvtext import (
     COST_TEMPLATE,
     TEMPLATE,
+    RowError,
     format_costs,
     format_measurements,
     parse,
@@ -208,3 +209,16 @@ def test_any_text_is_read_or_refused_with_our_error(rows: list[str], headed: boo
     except DataError:
         return
     assert all("\n" not in str(error) for error in parsed.errors)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("日本", "'日本'"),
+        ("a\x1bb", "'a\\x1bb'"),
+        ("a\u202eb", "'a\\u202eb'"),
+        ("a\\nb", "'a\\\\nb'"),
+    ],
+)
+def test_a_value_is_shown_as_written_but_for_what_would_not_be_seen(value: str, shown: str) -> None:
+    assert str(RowError("f", 1, "c", value, "r", "x")).startswith(f"f:1: c={shown}: ")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from slurm_ext.domain.directive import Directive, GpuRequest, Precision
 from slurm_ext.domain.estimate import Source
 from slurm_ext.domain.job import JobState
-from slurm_ext.domain.progress import Progress
+from slurm_ext.domain.progress import Hold, Progress
 from slurm_ext.estimate.history import Declared, Habit
 from slurm_ext.estimate.index import ThroughputIndex
 from slurm_ext.estimate.measurement import Cost, CostKind
@@ -259,6 +259,26 @@ def test_the_end_follows_from_the_jobs_own_report_where_it_tells_its_whole_work(
     # Whatever the job claims, Slurm ends it at its limit.
     slow = EstimateSources(progress={"7": replace(report, samples_per_s=0.001)})
     assert ends_at(running, None, 4, "v100", slow, 110.0).value == 3600.0
+
+
+def test_a_paused_job_ends_later() -> None:
+    """By its own report, and by the table; a resume may always come at once."""
+    running = job(1, state=JobState.RUNNING, start_s=0.0, end_s=36_000.0)
+    hold = Hold(90.0, 900.0, "alice", "memory")
+    report = Progress("7", 0, 100.0, 40, 4000, 20.0, 1, total_steps=100, hold=hold)
+    sources = EstimateSources(progress={"7": report})
+    end = ends_at(running, None, 4, "v100", sources, 110.0)
+    assert end.value == pytest.approx(900.0 + 6000 / 20.0)
+    assert 110.0 < end.low < 110.0 + 6000 / 20.0
+    assert "paused, 790 s more at most" in end.note
+    over = ends_at(running, None, 4, "v100", sources, 901.0)
+    assert over.value == pytest.approx(901.0 + 6000 / 20.0 - 1.0)
+    by_table = replace(report, total_steps=None)
+    for held, rest_s in ((hold, 790.0), (None, -10.0)):
+        told = EstimateSources(index=INDEX, progress={"7": replace(by_table, hold=held)})
+        found = made(j=running, sources=told, now=110.0).at(1)
+        assert found is not None
+        assert found.remaining_s.value == pytest.approx(6000 / 100.0 + rest_s)
 
 
 def test_a_requeued_job_has_what_lies_behind_its_checkpoint() -> None:

@@ -21,7 +21,7 @@ def rows() -> list[Row]:
 
 
 def test_what_holds_is_no_miss(rows: list[Row]) -> None:
-    assert [row.name for row in rows] == ["srtf", "titan"]
+    assert [row.name for row in rows] == ["srtf", "titan-grow"]
     assert misses(rows) == []
 
 
@@ -49,7 +49,7 @@ def test_the_mean_alone_is_judged_too(rows: list[Row]) -> None:
     found = replace(rows[1].found, avg_jct_s=rows[1].found.avg_jct_s / rows[1].avg * 0.95)
     lines = misses([rows[0], replace(rows[1], found=found)])
     assert [line for line in lines if "average" in line] == [
-        "titan: average JCT is 0.950 of the published, above 0.9"
+        "titan-grow: average JCT is 0.950 of the published, above 0.9"
     ]
 
 

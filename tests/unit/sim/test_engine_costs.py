@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -241,6 +242,13 @@ def test_a_policy_that_never_starts_anything_does_not_run_for_ever() -> None:
         replay([job("a")], ONE, never, interval_s=60)
 
 
+@pytest.mark.parametrize("interval_s", [1e-9, -1.0, math.nan, math.inf])
+def test_an_interval_that_the_clock_cannot_count_is_refused(interval_s: float) -> None:
+    """A nanosecond added to a date is the same date: such a replay would never come to its end."""
+    with pytest.raises(SimulationError, match="decision interval"):
+        replay([job("a", 1e9, work=5)], ONE, FIFO, interval_s=interval_s)
+
+
 def test_a_cycle_delays_starts_to_its_beat() -> None:
     jobs = [job("a", 0.5, work=10), job("b", 0.5, work=10)]
     found = runs_of(jobs, FIFO, costs=Costs(overhead=Overhead(cycle_s=4)))
@@ -316,6 +324,17 @@ def test_an_outage_ends_runs_keeps_checkpoints_and_closes_the_node() -> None:
     assert (other.start_s, other.end_s) == (0, 100)
 
 
+@pytest.mark.parametrize("name", ["titan", "titan-rigid", "titan-grow", "backfill"])
+@pytest.mark.parametrize(("interval", "again_s"), [(0, 500), (60, 540)])
+def test_an_evicted_job_starts_as_soon_as_its_node_is_back(
+    name: str, interval: float, again_s: float
+) -> None:
+    outages = [Outage("n1", 100, 500), Outage("n1", 2000, 2500)]
+    found = runs_of([job("a", work=3600)], policy_named(name), outages=outages, interval_s=interval)
+    assert [run.start_s for run in found] == [0, again_s, 2500 if not interval else 2520]
+    assert found[-1].cause == "done"
+
+
 def test_a_node_is_back_when_none_of_its_outages_holds() -> None:
     outages = [Outage("n1", 5, 20), Outage("n1", 10, 40)]
     (run,) = runs_of([job("a", 15, work=10)], FIFO, outages=outages)
@@ -333,8 +352,11 @@ def test_a_job_that_spans_a_failed_node_gives_back_all_its_nodes() -> None:
 
 
 def test_a_machine_that_stays_away_is_told() -> None:
-    with pytest.raises(SimulationError, match="never started a"):
+    with pytest.raises(SimulationError, match=r"never started a: .*; n1 never came back"):
         replay([job("a", 5)], ONE, FIFO, outages=[Outage("n1", 0)])
+    many = [job(f"j{n}", 5) for n in range(12)]
+    with pytest.raises(SimulationError, match="j9 and 2 more: "):
+        replay(many, ONE, FIFO, outages=[Outage("n1", 0)])
 
 
 def test_a_policy_that_restarts_for_ever_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -108,6 +109,13 @@ def test_every_kind_of_cost_lands_in_its_place() -> None:
     assert costs.without_switch().warm_s("vit") is None
 
 
+def test_the_template_of_costs_with_its_comments_is_read() -> None:
+    head = ["# Seconds that a job pays", "", "kind,model,gpu_type,gpus,seconds,source"]
+    assert parse_costs([*head, "cold_start,vit,,,5,x"], "x").cold_s("vit") == 5
+    with pytest.raises(DataError, match="x, line 5: unknown kind 'warm'"):
+        parse_costs([*head, "# more", "warm,vit,,,5,x"], "x")
+
+
 def test_rows_of_the_throughput_table_are_costs_too() -> None:
     """What a report on switches writes: of several GPU counts the dearest, and no naive one."""
     lines = [
@@ -133,11 +141,36 @@ def test_rows_of_the_throughput_table_are_costs_too() -> None:
         (["kind,model,gpu_type,seconds", "save,,,-1"], "not 0 or more"),
         (["kind,model,gpu_type,seconds", "save,,"], "not a number"),
         (["model,gpu_type,context_switch_s", "vit,V100,nan"], "not 0 or more"),
+        (["kind,model,gpu_type,seconds", "save,,,5,9"], "line 2: more cells than columns"),
+        (["kind,model,gpu_type,seconds", "save,,,5", "save,,,7"], "line 3: save also on line 2"),
+        (
+            ["kind,model,gpu_type,seconds", "cold_start,vit,V100,5", "cold_start,vit,v100,7"],
+            "line 3: a second cold_start of vit on V100",
+        ),
+        (["kind,model,gpu_type,seconds", "scheduling_cycle,,,1e-9"], "1e-09 is lost in the"),
     ],
 )
 def test_bad_costs_are_refused_with_their_line(lines: list[str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         parse_costs(lines, "costs.csv")
+
+
+def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    """Spreadsheets write one."""
+    costs, outages = tmp_path / "costs.csv", tmp_path / "outages.csv"
+    costs.write_bytes(b"\xef\xbb\xbfkind,model,gpu_type,seconds\r\nsave,,,5\r\n")
+    outages.write_bytes(b"\xef\xbb\xbfnode,down_s,up_s\r\nn1,5,9\r\n")
+    assert read_costs(costs).save_s == 5
+    assert read_outages(outages, {"n1"}) == (Outage("n1", 5, 9),)
+
+
+def test_damaged_gzip_is_an_error_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "costs.csv.gz"
+    packed = bytearray(gzip.compress(b"kind,model,gpu_type,seconds\nsave,,,5\n" * 50))
+    packed[12:30] = bytes(18)
+    path.write_bytes(packed)
+    with pytest.raises(DataError, match="cannot be read"):
+        read_costs(path)
 
 
 def test_outages_from_a_file(tmp_path: Path) -> None:
@@ -155,6 +188,7 @@ def test_outages_from_a_file(tmp_path: Path) -> None:
         (["node,down_s,up_s", "n1,nan,"], "not an interval"),
         (["node,down_s,up_s", "n1,x,2"], "not an interval"),
         (["node,down_s,up_s", "n1"], "not an interval"),
+        (["node,down_s,up_s", "n1,5,9,7"], "line 2: more cells than columns"),
     ],
 )
 def test_bad_outages_are_refused_with_their_line(lines: list[str], said: str) -> None:
@@ -222,8 +256,10 @@ def test_known_model_without_a_measured_count_falls_back_on_its_duration() -> No
     [
         (Row(), "neither its duration nor its samples"),
         (Row(duration_s=5.0, gpus=33), "asks for 33 GPUs, more than"),
-        (replace(ELASTIC, gpus=28), "nothing was measured for vit on 28 GPUs"),
-        (replace(ELASTIC, model="gpt"), "nothing was measured for gpt"),
+        (replace(ELASTIC, gpus=28), "nothing was measured for vit on 28 V100 GPUs as 4+4+4"),
+        (replace(ELASTIC, model="gpt"), "the table has no model gpt on V100"),
+        (replace(ELASTIC, model="VIT"), "no model VIT on V100; it calls one vit, and case counts"),
+        (replace(ELASTIC, batch=0), "its batch is not known"),
     ],
 )
 def test_jobs_that_cannot_be_replayed_are_said(row: Row, said: str) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import DataError
 from slurm_ext.sim.costs import Costs
-from slurm_ext.sim.curves import distribution, draw_jct, draw_utilisation, in_use, share_in_use
+from slurm_ext.sim.curves import (
+    HOURS,
+    distribution,
+    draw_jct,
+    draw_utilisation,
+    in_use,
+    share_in_use,
+    use_over_time,
+)
 from slurm_ext.sim.engine import Hardware, replay
 from slurm_ext.sim.gantt import waiting
 from slurm_ext.sim.metrics import outcomes_of
@@ -63,10 +71,18 @@ def test_better_and_worse_than_srtf_begin_at_a_tenth() -> None:
 
 
 def test_rows_of_jobs_have_the_first_start_and_the_last_end() -> None:
-    assert job_rows(RUNS) == [
+    rows = job_rows(RUNS)
+    assert [{k: v for k, v in row.items() if k not in ("nodes", "gpu_type")} for row in rows] == [
         {"job_id": "a", "submit_s": 0, "start_s": 10, "end_s": 50, "gpus": 4},
         {"job_id": "b", "submit_s": 0, "start_s": 0, "end_s": 10, "gpus": 2},
     ]
+
+
+def test_rows_of_jobs_tell_where_the_last_run_was() -> None:
+    spread = replace(RUNS[0], job_id="c", seats={"n3": 4, "n1": 4, "n2": 4})
+    rider = replace(RUNS[0], job_id="r", seats={}, gpus=0)
+    rows = job_rows([spread, rider], {"n1": "A100", "n2": "A100", "n3": "A100"})
+    assert [(row["nodes"], row["gpu_type"]) for row in rows] == [("n[1-3]", "A100"), ("", "")]
 
 
 def test_a_stopped_job_waits_from_its_stop_on() -> None:
@@ -99,6 +115,18 @@ def test_shares_add_up_to_the_gpu_time(rows: list[tuple[float, float, int]], wid
     used = sum(r.gpus * (r.end_s - r.start_s) for r in runs)
     assert sum(share for _, share in shares) * each * 32 == pytest.approx(used, rel=1e-6)
     assert all(-1e-9 <= share <= 1 + 1e-9 for _, share in shares)
+
+
+def test_use_goes_down_to_nothing_and_pictures_name_what_they_show(tmp_path: Path) -> None:
+    points = use_over_time(RUNS, 4)
+    assert points[-1] == (50, 0.0)
+    assert points[-2][1] == 1.0  # the last interval is averaged over itself only
+    assert use_over_time([], 4) == []
+    draw_utilisation({"x": RUNS}, 4, tmp_path / "use.svg", "w.csv on 1x4")
+    draw_jct({"x": RUNS}, tmp_path / "jct.svg", "w.csv on 1x4")
+    for name in ("use.svg", "jct.svg"):
+        assert "<!-- w.csv on 1x4 -->" in (tmp_path / name).read_text()
+    assert f"<!-- {HOURS} -->" in (tmp_path / "use.svg").read_text()
 
 
 def test_pictures_are_drawn(tmp_path: Path) -> None:

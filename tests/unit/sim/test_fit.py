@@ -359,9 +359,9 @@ def test_a_crowded_site_with_one_model_uses_merging_and_switching() -> None:
     found = verdicts(site(wait=3600, ran=900, model="vit"))
     assert found["queue order"] is Verdict.USE
     assert found["GPU counts of pending jobs"] is Verdict.USE
-    assert found["task merging"] is Verdict.USE
+    assert found["task merging"] is Verdict.NOT_YET
     assert found["pipeline switch"] is Verdict.USE
-    assert found["re-allocation of running jobs"] is Verdict.LEAVE_OFF  # all short
+    assert found["moving running jobs"] is Verdict.LEAVE_OFF  # all short
 
 
 def test_between_the_two_thresholds_order_pays_and_merging_does_not() -> None:
@@ -373,12 +373,12 @@ def test_between_the_two_thresholds_order_pays_and_merging_does_not() -> None:
 
 def test_long_jobs_are_resized_and_reallocated_but_never_switched() -> None:
     found = verdicts(site(wait=4 * HOUR, ran=2 * HOUR, model="vit"))
-    assert found["re-allocation of running jobs"] is Verdict.USE
+    assert found["moving running jobs"] is Verdict.USE
     assert found["pipeline switch"] is Verdict.LEAVE_OFF
     quiet = verdicts(site(wait=0, ran=2 * HOUR))
     assert quiet["GPU counts of pending jobs"] is Verdict.USE
     assert quiet["queue order"] is Verdict.LEAVE_OFF
-    assert quiet["re-allocation of running jobs"] is Verdict.LEAVE_OFF
+    assert quiet["moving running jobs"] is Verdict.LEAVE_OFF
 
 
 def test_unknown_models_are_not_guessed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,9 @@ import pytest
 from slurm_ext.cli.main import main
 from slurm_ext.cli.report import ERRORS_SHOWN
 from slurm_ext.domain.options import BY_NAME
+from slurm_ext.sim.advice import advise
+from slurm_ext.sim.fit import fit as fit_of
+from slurm_ext.sim.readers.sacct import read_sacct
 from slurm_ext.sim.readers.sacctfile import FORMAT
 
 RECORDED = Path(__file__).parents[2] / "data" / "sacct" / "allocations_24.11.5.txt"
@@ -109,5 +113,14 @@ def test_settings_named_in_the_advice_exist(capsys: pytest.CaptureFixture[str]) 
     assert fit("--from-sacct", str(RECORDED)) == 0
     out = capsys.readouterr().out
     named = {word.partition("=")[0].strip(",.") for word in out.split() if word.startswith("--ft-")}
-    assert named == {"--ft-gpus", "--ft-merge", "--ft-switch", "--ft-class"}
+    assert named == {"--ft-gpus", "--ft-merge", "--ft-switch", "--ft-max-pause"}
     assert {name.removeprefix("--ft-") for name in named} <= set(BY_NAME)
+
+
+def test_what_nothing_carries_out_yet_is_not_recommended() -> None:
+    """Beside options that are kept and have no effect, the advice says so."""
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    idle = readme.partition("## Not done yet")[2].partition("\n## ")[0]
+    for one in advise(fit_of(read_sacct(RECORDED.read_text().splitlines(), "x"))):
+        for option in re.findall(r"--ft-[a-z-]+", one.setting):
+            assert (option in idle) == (f"{option} has no effect yet" in one.setting), option

@@ -64,3 +64,13 @@ def test_draws_a_picture(tmp_path: Path, suffix: str, magic: bytes) -> None:
 def test_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="picture format"):
         draw({}, NODES, tmp_path / "g.docx")
+
+
+def test_a_large_machine_names_every_so_many_nodes(tmp_path: Path) -> None:
+    nodes = {f"node{n:02d}": 1 for n in range(60)}
+    path = tmp_path / "g.svg"
+    labels = {name: f"{name} A100" for name in nodes}
+    draw({"x": [run("a", 0, 3600, {"node00": 1})]}, nodes, path, labels=labels)
+    text = path.read_text()
+    named = [name for name in nodes if f"<!-- {name} A100 -->" in text]
+    assert named == [f"node{n:02d}" for n in range(0, 60, 3)]

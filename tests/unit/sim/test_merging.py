@@ -146,7 +146,7 @@ def test_shares_are_shares(values: tuple[float, float]) -> None:
 def test_merging_that_saves_nothing_changes_nothing_and_else_it_pays() -> None:
     """On a published workload: two jobs in one are no faster than one after the other, and the
     policy knows; with half of the smaller task's work spared they are."""
-    jobs = jobs_as_ours("FM-1-vit-large")
+    jobs = jobs_as_ours("FM-1-vit")
 
     def jct(merging: Merging | None) -> float:
         return summarise(replay(jobs, HARDWARE, TitanPolicy(), merging=merging)).avg_jct_s

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import DataError
-from slurm_ext.sim.truth import Curve, Truth, consolidated, hidden_error, read_truth
+from slurm_ext.sim.truth import Curve, Truth, consolidated, hidden_error, read_truth, read_types
 
 # step = 1 s at local batch 10, 2 s at 20 and nothing above; sync 0.5 s.
 CURVE = Curve((10.0, 20.0), (1.0, 2.0), (0.5, 0.5))
@@ -95,6 +95,76 @@ def test_reads_the_rows_of_one_gpu_type(tmp_path: Path) -> None:
 def test_bad_table_is_refused(tmp_path: Path, row: str, match: str) -> None:
     with pytest.raises(DataError, match=match):
         read_truth(*write_tables(tmp_path, row))
+
+
+OWN = "model,gpu_type,gpus,nodes,placement,local_batch,accumulation,throughput,step_time_s"
+OWN += ",sync_time_s,out_of_memory"
+
+
+def read_own(
+    folder: Path, *rows: str, header: str = OWN
+) -> dict[tuple[str, tuple[int, ...]], Curve]:
+    path = folder / "own.csv"
+    path.write_text("# as slurm-ext table template prints it\n" + "\n".join([header, *rows]) + "\n")
+    (curves,) = read_types(path, [""]).values()
+    return dict(curves)
+
+
+def test_a_table_of_ones_own_needs_no_optional_column(tmp_path: Path) -> None:
+    header = "model,gpu_type,gpus,nodes,local_batch,throughput"
+    curves = read_own(tmp_path, "m,V100,8,2,10,40", "m,V100,1,,10,20", header=header)
+    assert curves == {
+        ("m", (4, 4)): Curve((10,), (2.0,), (0.0,)),
+        ("m", (1,)): Curve((10,), (0.5,), (0.0,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("row", "step", "sync"),
+    [
+        ("m,V100,8,2,44,10,,40,,,", 2.0, 0.0),
+        # Two micro-batches and one sync of 0.5 s take 4.5 s: one of them and its sync 2.5 s.
+        ("m,V100,8,2,44,10,2,,4.5,.5,", 2.5, 0.5),
+        ("m,V100,8,2,44,10,2,80,,,", 1.0, 0.0),
+    ],
+)
+def test_step_time_from_what_a_row_tells(
+    tmp_path: Path, row: str, step: float, sync: float
+) -> None:
+    assert read_own(tmp_path, row) == {("m", (4, 4)): Curve((10,), (step,), (sync,))}
+
+
+def test_rows_that_tell_everything_are_not_mixed_with_others(tmp_path: Path) -> None:
+    rows = ("m,V100,8,,44,10,,,2,.5,", "m,V100,8,,44,20,,1,,,", "m,V100,16,,16+,10,,16,,,")
+    rows += ("m,V100,32,,16+16,10,,0,,,1", "m,V100,7,2,,10,,5,,,")
+    assert read_own(tmp_path, *rows) == {
+        ("m", (4, 4)): Curve((10,), (2.0,), (0.5,)),
+        ("m", (16,)): Curve((10,), (10.0,), (0.0,)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("model,gpu_type,local_batch", "m,V100,1", "no column placement or gpus and nodes, step"),
+        (OWN, "m,V100,8,2,44,10,,,,,", "no usable row; give local_batch"),
+        (OWN, "m,V100,8,2,4x4,10,,5,,,", "line 3, column placement: '4x4'; write 44"),
+        (OWN, "m,V100,8,2,44,10,,fast,,,", "line 3, column throughput: 'fast'"),
+    ],
+)
+def test_what_a_table_lacks_is_named(tmp_path: Path, header: str, row: str, said: str) -> None:
+    with pytest.raises(DataError) as caught:
+        read_own(tmp_path, row, header=header)
+    assert said in str(caught.value)
+
+
+def test_what_is_no_csv_file_is_named_for_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot be read: Is a directory; name a readable CSV"):
+        read_types(tmp_path, [])
+    table = tmp_path / "table.sqlite"
+    table.write_bytes(b"SQLite format 3\0\1\xff")
+    with pytest.raises(DataError, match="slurm-ext table export"):
+        read_types(table, [])
 
 
 def test_truncated_table_is_refused(tmp_path: Path) -> None:
