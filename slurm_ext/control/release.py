@@ -9,6 +9,7 @@ by itself (leases) or is seen on the jobs (places, sizes).
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,8 +21,10 @@ from slurm_ext.control.heartbeat import is_stale
 from slurm_ext.control.journal import Journal, open_journal
 from slurm_ext.control.ledger import Ledger, holds_something
 from slurm_ext.control.locks import FileLock, acting_lock, daemon_lives
+from slurm_ext.control.reconcile import Reconciled
 from slurm_ext.control.recover import recover
 from slurm_ext.control.released import set_released
+from slurm_ext.control.resume import REVOKED_S, revoking
 from slurm_ext.control.rules import ActingRules, rules_from
 from slurm_ext.control.spool import Spool, SpoolThread
 from slurm_ext.control.undo import release_actions
@@ -67,8 +70,11 @@ def release(
     *,
     if_stale: bool = False,
     who: str = "",
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Released:
     """Give every job back. Raises SourceMissingError where Slurm cannot be seen.
+
+    A job that came back a moment ago is waited for (``sleep``), as it must not start yet.
 
     ``if_stale`` does nothing while the daemon's heartbeat is fresh. Without it, a daemon that
     lives is told to observe from now on, else it would act again in its next cycle.
@@ -87,7 +93,7 @@ def release(
         if journal is not None:
             _wait_for_others(lock, 2 * config.command_timeout_s)
         try:
-            found = _give_back(backend, config, clock, journal, ledger, rebuild=rebuild)
+            found = _give_back(backend, config, clock, journal, ledger, sleep, rebuild=rebuild)
         finally:
             lock.release()
     finally:
@@ -135,6 +141,7 @@ def _give_back(
     clock: Callable[[], float],
     journal: Journal | None,
     ledger: Ledger,
+    sleep: Callable[[float], None],
     *,
     rebuild: bool,
 ) -> Released:
@@ -148,15 +155,20 @@ def _give_back(
     counts: Counter[str] = Counter()
     attempted: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
     left: list[Action] = []
+    waited = False
     for _ in range(MAX_WAVES):
-        wanted = _wave(snapshot, ledger, directives, rules, clock())
-        left = [a for a in wanted if attempted[a.job_id, a.fields] > 1]
-        actions = [a for a in wanted if attempted[a.job_id, a.fields] <= 1]
+        found = _wave(snapshot, ledger, directives, rules, clock())
+        left = [a for a in found.actions if attempted[a.job_id, a.fields] > 1]
+        actions = [a for a in found.actions if attempted[a.job_id, a.fields] <= 1]
         _note(journal, ledger, ())
         if not actions:
-            break
+            if waited or not _came_back(snapshot, found, clock()):
+                break
+            # Nobody comes after us who would let it go.
+            waited = True
+            sleep(REVOKED_S)
         attempted.update((a.job_id, a.fields) for a in actions)
-        results = backend.apply(actions)
+        results = backend.apply(actions) if actions else ()
         _note(journal, ledger, [_row(result, clock()) for result in results])
         counts.update(result.action.kind.value for result in results if result.ok)
         snapshot = replace(snapshot, jobs=backend.jobs(), taken_s=clock())
@@ -196,12 +208,18 @@ def _wave(
     directives: Mapping[str, Directive],
     rules: ActingRules,
     now: float,
-) -> Sequence[Action]:
+) -> Reconciled:
     """The next writes that give jobs back; the ledger takes over what they change."""
     found = release_actions(snapshot, ledger, directives, rules, now)
     for entry in found.entries.values():
         ledger.put(entry)
-    return found.actions
+    return found
+
+
+def _came_back(snapshot: Snapshot, found: Reconciled, now: float) -> bool:
+    """Whether a job is kept only because it came back a moment ago."""
+    refused = {refusal.job_id for refusal in found.refusals}
+    return any(job.job_id in refused and revoking(job, now) for job in snapshot.pending())
 
 
 def _directives(backend: Backend, snapshot: Snapshot) -> dict[str, Directive]:

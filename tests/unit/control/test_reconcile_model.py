@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from slurm_ext.control.lease import Hold, hold_of
+from slurm_ext.control.resume import revoking
 from slurm_ext.control.submitted import carries_ours
 from slurm_ext.domain.job import JobState, ShapeKind
 from slurm_ext.domain.plan import Verdict
@@ -176,9 +177,10 @@ class Acting(RuleBasedStateMachine):
         for job in self.pending():
             row, entry = self.world.row(job), self.world.ledger[job]
             assert not carries_ours(row, entry)
-            # A future start that is left is Slurm's or one that we cannot prove to be ours.
+            # A future start that is left is Slurm's or one that we cannot prove to be ours; that of
+            # a job which came back a moment ago ends by itself.
             hold = hold_of(row, entry, self.world.directives[job], RULES, now)
-            assert hold is not Hold.OURS
+            assert hold is not Hold.OURS or revoking(row, now)
             if not row.held:
                 assert row.site_factor == 0
 

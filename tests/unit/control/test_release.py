@@ -14,6 +14,7 @@ from slurm_ext.control.ledger import holds_something
 from slurm_ext.control.locks import FileLock, life_lock
 from slurm_ext.control.release import Outcome, release
 from slurm_ext.control.released import clear_released, is_released
+from slurm_ext.control.resume import REVOKED_S
 from slurm_ext.domain.action import ActionKind
 from slurm_ext.domain.document import Mode
 from slurm_ext.domain.errors import DataError, SourceMissingError
@@ -54,6 +55,27 @@ def test_leased_jobs_are_let_go_in_native_order(bench):
     assert found.writes["lift"] == 4
     let_nothing_be_left(bench, jobs)
     assert run(bench).outcome is Outcome.NOTHING
+
+
+def test_a_job_that_came_back_a_moment_ago_is_waited_for(bench):
+    """Let go at once, Slurm would fail it for good; left alone, nobody would let it go."""
+    bench.fill()
+    job = bench.submit(gpus=4)
+    bench.cycles(3)
+    bench.engine.close()
+    bench.slurm.find(job).restarts = 1
+    bench.slurm.find(job).submit_s = bench.now
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        bench.slurm.advance(seconds)
+
+    assert bench.slurm.find(job).begin_s > bench.now
+    found = run(bench, sleep=sleep)
+    assert found.writes["lift"] == 1
+    assert waits == [REVOKED_S]
+    let_nothing_be_left(bench, [job])
 
 
 def test_a_daemon_killed_after_any_write_leaves_nothing_that_release_cannot_undo(tmp_path):
