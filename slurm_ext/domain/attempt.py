@@ -55,7 +55,8 @@ class Attempt:
     ``number`` is Slurm's restart count. ``restored_step`` is the step of the checkpoint that it
     began from (0 = from the start, ``None`` = the program does not say), ``saved_step`` that of
     the last complete checkpoint, ``last_step`` the last one that ended. ``save_s`` is the measured
-    time of a whole save, ``stall_s`` the time in which training stood still for saves.
+    time of a whole save, ``stall_s`` the time in which training stood still for saves,
+    ``paused_s`` that in which all ranks were paused.
     ``requeued`` tells whether the job was sent back to the queue, ``reason`` says why or why not.
     """
 
@@ -73,6 +74,7 @@ class Attempt:
     saved_step: int | None = None
     save_s: float | None = None
     stall_s: float = 0.0
+    paused_s: float = 0.0
     requeued: bool = False
     reason: str = ""
 
@@ -106,7 +108,7 @@ def parse_attempts(text: str, place: str) -> Attempts:
     for attempt in document.attempts:
         for name in ("number", "started_s", "gpus", "ranks", "first_step_s", "ended_s"):
             _bound(place, name, getattr(attempt, name))
-        for name in ("restored_step", "last_step", "saved_step", "save_s", "stall_s"):
+        for name in ("restored_step", "last_step", "saved_step", "save_s", "stall_s", "paused_s"):
             _bound(place, name, getattr(attempt, name))
     return document
 

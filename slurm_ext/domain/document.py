@@ -19,6 +19,7 @@ from slurm_ext.domain.estimate import Estimate
 from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.plan import Decision, SolveInfo
 from slurm_ext.domain.policy import Permit
+from slurm_ext.domain.progress import Hold
 
 DOCUMENT_VERSION = 1
 # State of a job that has left the queue; its document stays to be read for a while.
@@ -45,6 +46,7 @@ class Truth:
     ``attempt`` is the attempt that reported. ``ends_s`` is the predicted end, ``None`` while the
     job waits. ``checkpoint_s`` is when the last complete checkpoint was written, ``save_s`` how
     long that took. ``save_error`` is why the last save failed, empty where it succeeded.
+    ``hold`` is the pause under way.
     """
 
     at_s: float
@@ -59,6 +61,7 @@ class Truth:
     save_s: float | None = None
     ends_s: Estimate | None = None
     save_error: str = ""
+    hold: Hold | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ _SUFFIX = ".json"
 # How a job that was saved and goes back to the queue is told (`PauseAnswer.end`).
 ENDED_SAVED = "saved"
 ENDED_REFUSED = "refused"
+_MOST_WHO = 100
+_PAUSED = re.compile(rf"paused by (?P<who>.{{1,{_MOST_WHO}}}?) for (?P<hold_s>\d{{1,8}}) s\b")
+# What a session that leaves a pause puts before its reason (`slurm_ft.status.Status.note`).
+PAUSE_NOTE = "pause: "
 _ID = re.compile(r"[0-9a-f]{16}\Z")
 _JOB = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?\Z")
 
@@ -45,6 +49,29 @@ class Rung(StrEnum):
     HOLD = "nothing"
     MEMORY = "memory"
     JOB = "job"
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """That a job left for the queue because somebody paused it, as a reason in its attempts.
+
+    For people, and read again by the daemon, which then neither lets the job go nor takes the later
+    start for a stranger's. A job that the daemon itself moves is not paused: it holds for no time.
+    """
+
+    who: str
+    hold_s: float
+
+    @property
+    def words(self) -> str:
+        """In one reason, first of all."""
+        return f"paused by {self.who[:_MOST_WHO] or 'its owner'} for {self.hold_s:.0f} s"
+
+
+def read_paused(reason: str) -> Paused | None:
+    """What `Paused.words` begins a reason with; ``None`` for any other reason."""
+    found = _PAUSED.match(reason)
+    return Paused(found["who"], float(found["hold_s"])) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +109,10 @@ class PauseAsk:
 class PauseAnswer:
     """What has become of a request so far; replaced as it goes on.
 
-    ``end`` is empty while the pause lasts, else one of `slurm_ft.pause.protocol.End`.
+    ``end`` is empty while the pause lasts, else one of `slurm_ft.pause.protocol.End`. ``epoch`` is
+    the number of the pause in this attempt, 0 where there is none. ``since_s`` is when all ranks
+    were paused and ``until_s`` when they go on by themselves, in seconds since the epoch; ``rung``
+    and ``by`` are the request's; ``step`` is the last step before it, where the job tells.
     """
 
     id: str
@@ -93,6 +123,11 @@ class PauseAnswer:
     ranks: str = ""
     paused_s: float | None = None
     ended_s: float | None = None
+    rung: str = ""
+    by: str = ""
+    since_s: float | None = None
+    until_s: float | None = None
+    step: int | None = None
     version: int = ASK_VERSION
 
 

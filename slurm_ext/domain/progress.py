@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from slurm_ext.domain.errors import ProtocolError
 
@@ -18,6 +20,20 @@ MAX_RATE = 10**9
 MAX_BYTES = 16384
 MAX_RANKS = 4096
 MAX_WORDS = 500
+MAX_WORD = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """That all ranks are paused: since when, until when at the latest, by whom, with what rung.
+
+    ``rung`` is one of `slurm_ext.domain.pausing.Rung`. Times are seconds since the epoch.
+    """
+
+    since_s: float
+    until_s: float
+    by: str = ""
+    rung: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +45,8 @@ class Progress:
     and ``total_samples`` are what the program intends in all, over all attempts. ``save_s`` is the
     measured time of the last save, ``stall_s`` the time that training stood still for saves in
     this attempt. ``restored_step`` is the step that this attempt began from. ``save_error`` is why
-    the last save failed, empty where it succeeded.
+    the last save failed, empty where it succeeded. ``hold`` is the pause under way, and
+    ``paused_s`` how long earlier pauses of this attempt have held it.
     """
 
     job_id: str
@@ -49,6 +66,8 @@ class Progress:
     save_s: float | None = None
     stall_s: float | None = None
     save_error: str = ""
+    hold: Hold | None = None
+    paused_s: float = 0.0
     version: int = PROGRESS_VERSION
 
     def to_json(self) -> str:
@@ -73,8 +92,8 @@ def parse_progress(text: str, place: str) -> Progress:
     if version != PROGRESS_VERSION:
         raise ProtocolError(f"{place}: version {version!r}, this side knows {PROGRESS_VERSION}")
 
-    def number(key: str, low: float, high: float) -> float:
-        value = raw.get(key)
+    def number(key: str, low: float, high: float, source: Mapping[str, Any] = raw) -> float:
+        value = source.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ProtocolError(f"{place}: {key}={value!r} is not a number")
         if not math.isfinite(value) or not low <= value <= high:
@@ -104,6 +123,16 @@ def parse_progress(text: str, place: str) -> Progress:
     if not isinstance(save_error, str) or len(save_error) > MAX_WORDS:
         raise ProtocolError(f"{place}: save_error is no text of at most {MAX_WORDS} characters")
 
+    held = raw.get("hold")
+    if held is not None and not isinstance(held, dict):
+        raise ProtocolError(f"{place}: hold is no object")
+
+    def word(key: str, source: Mapping[str, Any]) -> str:
+        value = source.get(key, "")
+        if not isinstance(value, str) or len(value) > MAX_WORD:
+            raise ProtocolError(f"{place}: {key} is no text of at most {MAX_WORD} characters")
+        return _printable(value)
+
     return Progress(
         job_id=job_id,
         attempt=int(number("attempt", 0, 10**6)),
@@ -121,6 +150,19 @@ def parse_progress(text: str, place: str) -> Progress:
         restored_step=whole("restored_step", MAX_STEPS),
         save_s=optional("save_s", 0, 10**7),
         stall_s=optional("stall_s", 0, 10**9),
-        # It ends up on a terminal.
-        save_error="".join(c if c.isprintable() else " " for c in save_error),
+        # Words end up on a terminal.
+        save_error=_printable(save_error),
+        hold=None
+        if held is None
+        else Hold(
+            since_s=number("since_s", 0, 10**11, held),
+            until_s=number("until_s", 0, 10**11, held),
+            by=word("by", held),
+            rung=word("rung", held),
+        ),
+        paused_s=0.0 if raw.get("paused_s") is None else number("paused_s", 0, 10**9),
     )
+
+
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -29,7 +29,19 @@ class PendingMax(Protocol):
         ...
 
 
-class Comm(Protocol):
+class Maxima(Protocol):
+    """Where agreement comes from: the ranks' numbers in, the largest out."""
+
+    def start_max(self, value: int) -> PendingMax:
+        """Begin a maximum over all ranks; several may be under way, ended in order."""
+        ...
+
+    def close(self) -> None:
+        """Free what was made for it; never waits for a peer."""
+        ...
+
+
+class Comm(Maxima, Protocol):
     """All ranks of the job, in an order that all of them agree on.
 
     Every rank makes the same calls in the same order. Objects cross as JSON-able values: nothing
@@ -46,10 +58,6 @@ class Comm(Protocol):
         """Number of ranks."""
         ...
 
-    def start_max(self, value: int) -> PendingMax:
-        """Begin a maximum over all ranks; several may be under way, ended in order."""
-        ...
-
     def barrier(self, limit_s: float | None = None) -> None:
         """Return when every rank has called it."""
         ...
@@ -60,8 +68,4 @@ class Comm(Protocol):
 
     def broadcast(self, value: Any, limit_s: float | None = None) -> Any:
         """Rank 0's value, on every rank."""
-        ...
-
-    def close(self) -> None:
-        """Free what was made for it; never waits for a peer."""
         ...

@@ -56,7 +56,8 @@ class Status:
     shells and helpers stand between it and ``ft-run``. ``step`` is the last one that ended,
     ``saved_step`` that of the last complete checkpoint, ``restored_step`` the one that this
     attempt began from (0 = from the start), ``None`` = not known. ``save_s`` is the measured time
-    of a whole save, ``stall_s`` the time that training stood still for saves. ``leaving`` is one
+    of a whole save, ``stall_s`` the time that training stood still for saves, ``paused_s`` that it
+    was paused. ``leaving`` is one
     of the words above; ``failed`` the exception with which the program's own code ended.
     ``heard`` is the signal that was heard, ``done`` says that the session ended in order.
     ``save_error`` is why the last save failed, empty where it succeeded.
@@ -72,6 +73,7 @@ class Status:
     first_step_s: float | None = None
     save_s: float | None = None
     stall_s: float = 0.0
+    paused_s: float = 0.0
     leaving: str | None = None
     failed: str | None = None
     heard: str | None = None

@@ -16,9 +16,10 @@ import threading
 from dataclasses import dataclass
 from enum import IntEnum
 
-from slurm_ft.comm import Comm, ExchangeLostError, PendingMax
+from slurm_ft.comm import ExchangeLostError, Maxima, PendingMax
 
-# Bits below the kind, for what goes with it: a pause's epoch, a cadence. 56 bits stay positive.
+# Bits below the kind, for what goes with it: a pause's epoch, a cadence. With 7 bits for the kind
+# a number fits a word of `slurm_ft.session.comms.board`.
 _PAYLOAD_BITS = 48
 MAX_PAYLOAD = (1 << _PAYLOAD_BITS) - 1
 # An exchange this seldom costs nothing whatever the transport, and is soon enough for a signal.
@@ -95,8 +96,8 @@ class Agreement:
     trains.
     """
 
-    def __init__(self, comm: Comm) -> None:
-        self._comm = comm
+    def __init__(self, maxima: Maxima) -> None:
+        self._maxima = maxima
         self._lock = threading.Lock()
         self._wishes: dict[Kind, int] = {}
         self._pending: PendingMax | None = None
@@ -131,6 +132,10 @@ class Agreement:
         """Whether the last safe point was one at which ranks exchanged something."""
         return self._in_round
 
+    def close(self) -> None:
+        """Free what the maxima are made with; waits for nobody."""
+        self._maxima.close()
+
     def safe_point(self, limit_s: float | None = None) -> Agreed:
         """Called by every rank at the same steps; what all of them do now.
 
@@ -142,13 +147,13 @@ class Agreement:
         if not self._in_round:
             return NOTHING
         if self._every == 0:
-            return self._take(self._comm.start_max(self._wish()), limit_s)
+            return self._take(self._maxima.start_max(self._wish()), limit_s)
         pending, self._pending = self._pending, None
         if pending is not None:
             agreed = self._take(pending, limit_s)
-            if agreed.kind is not Kind.NOTHING:
+            if agreed is not NOTHING:
                 return agreed
-        self._pending = self._comm.start_max(self._wish())
+        self._pending = self._maxima.start_max(self._wish())
         return NOTHING
 
     def all_done(self, done: bool, limit_s: float | None = None) -> bool:
@@ -160,7 +165,7 @@ class Agreement:
         busy, self._busy = self._busy, None
         if busy is not None and busy.result(limit_s) == 0:
             return True
-        self._busy = self._comm.start_max(0 if done else 1)
+        self._busy = self._maxima.start_max(0 if done else 1)
         return False
 
     def drain(self, limit_s: float | None = None) -> Agreed:
@@ -176,12 +181,15 @@ class Agreement:
             busy.result(limit_s)
 
     def _take(self, pending: PendingMax, limit_s: float | None) -> Agreed:
-        agreed = unpack(pending.result(limit_s))
-        if agreed.kind is not Kind.NOTHING:
-            with self._lock:
-                # A wish for more than was agreed on, e.g. a later epoch, stays.
-                if self._wishes.get(agreed.kind, -1) <= agreed.payload:
-                    self._wishes.pop(agreed.kind, None)
+        value = pending.result(limit_s)
+        if value == 0:
+            # At nearly every step: what follows would cost more than the exchange.
+            return NOTHING
+        agreed = unpack(value)
+        with self._lock:
+            # A wish for more than was agreed on, e.g. a later epoch, stays.
+            if self._wishes.get(agreed.kind, -1) <= agreed.payload:
+                self._wishes.pop(agreed.kind, None)
         if agreed.kind is Kind.CADENCE:
             self._every = agreed.payload
             # Counted anew from here by every rank, or they would agree at different steps.
@@ -189,6 +197,9 @@ class Agreement:
         return agreed
 
     def _wish(self) -> int:
+        if not self._wishes:
+            # Without the lock: a wish that comes at this moment is told at the next step.
+            return 0
         with self._lock:
             if not self._wishes:
                 return 0

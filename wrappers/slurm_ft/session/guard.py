@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_ft import status
 from slurm_ft.session.signals import SignalWatch
@@ -58,13 +59,21 @@ class Leaving:
         return min(ends) if ends else None
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """The last sign of life of the thread that trains. Monotonic seconds."""
+class Pulse(NamedTuple):
+    """The last sign of life of the thread that trains. Monotonic seconds.
+
+    A tuple, and its words put together by those who read them: two are made in every step.
+    """
 
     at_s: float
     where: str
     limit_s: float  # how long it may take until the next one
+    step: int | None = None  # the last one that ended
+
+    @property
+    def place(self) -> str:
+        """Where training was seen last."""
+        return self.where if self.step is None else f"{self.where} after step {self.step}"
 
 
 def stuck_limit_s(median_step_s: float | None, collective_timeout_s: float) -> float:
@@ -87,13 +96,13 @@ def verdict(now_s: float, leaving: Leaving | None, pulse: Pulse) -> tuple[str, s
         return (
             status.GRACE_OVER,
             f"{leaving.what or leaving.why} came {now_s - leaving.asked_s:.1f} s ago and the time"
-            f" to leave is over; last seen {since_s:.1f} s ago in {pulse.where}",
+            f" to leave is over; last seen {since_s:.1f} s ago in {pulse.place}",
         )
     if waited_s > pulse.limit_s:
         return (
             status.STUCK,
             f"no safe point for {waited_s:.1f} s since leaving was asked for (limit"
-            f" {pulse.limit_s:.1f} s); last seen in {pulse.where}",
+            f" {pulse.limit_s:.1f} s); last seen in {pulse.place}",
         )
     return None
 
@@ -131,9 +140,9 @@ class Guard:
         self._watch.wake()
         self._thread.join(5.0)
 
-    def alive(self, where: str, limit_s: float) -> None:
+    def alive(self, where: str, limit_s: float, step: int | None = None) -> None:
         """A sign of life from the thread that trains. One assignment: no lock is needed."""
-        self._pulse = Pulse(time.monotonic(), where, limit_s)
+        self._pulse = Pulse(time.monotonic(), where, limit_s, step)
 
     def _run(self) -> None:
         # Signals are for the main thread: blocked here, they never interrupt this one's calls.

@@ -125,7 +125,7 @@ def open_store(
         return None
     from slurm_ft.checkpoint.files import FileStore
 
-    store = FileStore(settings.checkpoint_dir, comm, keep=keep)
+    store = FileStore(settings.checkpoint_dir, comm, keep=keep, quota_bytes=settings.quota_bytes)
     return FunctionStore(store, save, restore)
 
 
@@ -145,6 +145,11 @@ def _state_store(
     from slurm_ft.checkpoint.store import CheckpointStore
 
     store = CheckpointStore(
-        settings.checkpoint_dir, comm, group=own, keep=keep, blocks=settings.block_store
+        settings.checkpoint_dir,
+        comm,
+        group=own,
+        keep=keep,
+        quota_bytes=settings.quota_bytes,
+        blocks=settings.block_store,
     )
     return StateStore(store, state)

@@ -38,7 +38,9 @@ class Pace:
 
     def step(self, now_s: float, samples: int, compute_s: float | None) -> None:
         """A step ended."""
-        took_s = max(0.0, now_s - self._last_s - self._still_s)
+        took_s = now_s - self._last_s - self._still_s
+        if took_s < 0:
+            took_s = 0.0
         self._last_s, self._still_s = now_s, 0.0
         self._steps.append(took_s)
         self._fed += 1

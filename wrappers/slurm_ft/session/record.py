@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_ext.domain.progress import MAX_WORDS, Progress
+from slurm_ext.domain.progress import MAX_WORDS, Hold, Progress
 from slurm_ft import status
 from slurm_ft.comm import Comm
 from slurm_ft.session.pace import Pace
@@ -50,6 +50,8 @@ class Record:
         self.rank_compute_s: tuple[float, ...] = ()
         self.word: str | None = None
         self.note = ""
+        self.hold: Hold | None = None
+        self._paused_s = 0.0
         self._save_error = ("", -1)
         self.failed: str | None = None
         self.heard: str | None = None
@@ -72,6 +74,18 @@ class Record:
         self._moved_on = self.restored is not None
         self.step, self._before = step, before
         self._totals = (total_steps, self._totals[1])
+
+    def held(self, hold: Hold | None) -> None:
+        """A pause has begun, or is over."""
+        if self.hold is not None:
+            self._paused_s += max(0.0, time.time() - self.hold.since_s)
+        self.hold = hold
+
+    @property
+    def _all_paused_s(self) -> float:
+        """Of all pauses of this attempt, with the one under way."""
+        hold = self.hold
+        return self._paused_s + (0.0 if hold is None else max(0.0, time.time() - hold.since_s))
 
     @property
     def _saved_step(self) -> int | None:
@@ -108,6 +122,7 @@ class Record:
             first_step_s=self.first_step_s,
             save_s=saving.save_s if saving is not None else None,
             stall_s=saving.stall_s if saving is not None else 0.0,
+            paused_s=self._all_paused_s,
             leaving=self.word,
             failed=self.failed,
             heard=self.heard,
@@ -141,6 +156,8 @@ class Record:
             save_s=saving.save_s,
             stall_s=saving.stall_s,
             save_error=self.save_error[:MAX_WORDS],
+            hold=self.hold,
+            paused_s=self._paused_s,
         )
 
     def write_status(self) -> None:

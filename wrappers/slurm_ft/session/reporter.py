@@ -54,6 +54,7 @@ class Reporter:
         self._warned = False
         self._ended = threading.Event()
         self._first = threading.Event()
+        self._soon = threading.Event()
         self._thread = threading.Thread(target=self._run, name="slurm-ft-report", daemon=True)
 
     def start(self) -> None:
@@ -64,10 +65,15 @@ class Reporter:
         """The first figures are there."""
         self._first.set()
 
+    def soon(self) -> None:
+        """Something has happened that others want to know before it is time again."""
+        self._soon.set()
+
     def stop(self, limit_s: float) -> None:
         """Write once more and end, or leave it at the limit."""
         self._ended.set()
         self._first.set()
+        self._soon.set()
         self._thread.join(limit_s)
         if self._thread.is_alive():
             _log.warning("%s: the last report takes too long and is left", self._path)
@@ -79,7 +85,8 @@ class Reporter:
             self._write()
             if last:
                 return
-            self._ended.wait(self._interval_s)
+            self._soon.wait(self._interval_s)
+            self._soon.clear()
 
     def _write(self) -> None:
         self._also()

@@ -11,32 +11,25 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
-import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from slurm_ext.domain.errors import SlurmExtError
-from slurm_ft import exits, status
+from slurm_ext.domain.progress import Hold
+from slurm_ft import status
 from slurm_ft.checkpoint.commit import Saved
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.comm import Comm, ExchangeLostError
 from slurm_ft.session import comms
-from slurm_ft.session import departure as departing
-from slurm_ft.session.abandon import abandon
-from slurm_ft.session.agreement import Agreed, Agreement, Kind
-from slurm_ft.session.departure import Word
+from slurm_ft.session.agreement import NOTHING, Agreed, Agreement, Kind
+from slurm_ft.session.ending import Ending, refuse
 from slurm_ft.session.errors import SessionError
-from slurm_ft.session.guard import Guard, Leaving, asked_again, stuck_limit_s
+from slurm_ft.session.guard import Guard, stuck_limit_s
 from slurm_ft.session.history import earlier_attempts, mtbf_s
-from slurm_ft.session.lost import lost_peer
 from slurm_ft.session.opening import (
-    PlanDiffersError,
     check_alone,
     check_program,
     claim_directory,
@@ -55,12 +48,8 @@ from slurm_ft.variables import SIGNALS
 if TYPE_CHECKING:
     from slurm_ft.pause.participant import Participant
 
-# The last report must not hold up a rank that leaves.
-_LAST_REPORT_S = 2.0
 # Key of the samples in a checkpoint's own part.
 _SAMPLES = "slurm_ft.samples"
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -121,10 +110,6 @@ class Session:
         # What is done when all ranks agree on a kind that the session itself knows nothing of.
         self.on_agreed: dict[Kind, Callable[[int], None]] = {}
         self._position: dict[str, Any] = {}
-        self._leaving: Leaving | None = None
-        self._lock = threading.Lock()
-        self._noted: int | None = None
-        self._code: int | None = None
 
     # --- what a program may read --------------------------------------------------------------
 
@@ -151,7 +136,7 @@ class Session:
     @property
     def stopping(self) -> bool:
         """Whether leaving was asked for on this rank: a long evaluation may want to stop early."""
-        return self._leaving is not None or self._noted is not None
+        return self._ending.asked
 
     @property
     def last_saved_step(self) -> int | None:
@@ -185,22 +170,30 @@ class Session:
         except ExchangeLostError:
             raise
         except SlurmExtError as exc:
-            self._refuse(exc)
+            refuse(self._settings, self._record, exc)
         self._saving = self._record.saving = Saving(store, self._mode)
-        self._agreement = Agreement(self._comm)
+        self._agreement = Agreement(comms.for_agreement(self._comm, self._limit_s))
         self._wishes = Wishes(
             self._agreement, self._settings.bounds, mtbf_s(self._settings), time.monotonic()
         )
-        self._watch = SignalWatch(self._settings.signals, self._note_signal)
-        self._guard = Guard(self._watch, self._heard, self._give_up, lambda: self._leaving)
-        if signal.SIGUSR1 in self._settings.signals and not self._settings.under_ft_run:
-            _log.warning("%s has USR1, which some releases of NCCL catch: use USR2", SIGNALS)
         self._reporter = Reporter(
             self._settings.progress,
             self._settings.progress_interval_s,
             self._record.progress,
             self._record.write_status,
         )
+        self._ending = ending = Ending(
+            self._settings,
+            self._comm,
+            self._record,
+            agreement=self._agreement,
+            saving=self._saving,
+            reporter=self._reporter,
+        )
+        self._watch = SignalWatch(self._settings.signals, ending.note)
+        self._guard = Guard(self._watch, ending.heard, ending.give_up, lambda: ending.leaving)
+        if signal.SIGUSR1 in self._settings.signals and not self._settings.under_ft_run:
+            _log.warning("%s has USR1, which some releases of NCCL catch: use USR2", SIGNALS)
         self._record.write_status()
         self._watch.install()
         self._guard.start()
@@ -238,15 +231,15 @@ class Session:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._code is not None:
+        if self._ending.code is not None:
             # Left in order. Handlers and guard stay: another signal must not end the process
             # with another code, and its last moments are watched like all others.
             return
         if exc is None:
             self._finish()
         else:
-            self._failing(exc)
-        self._stop_reporter()
+            self._ending.failed(exc)
+        self._ending.stop_reporter()
         if self._pausing is not None:
             self._pausing.stop()
         self._record.write_status()
@@ -260,7 +253,7 @@ class Session:
         Sets the random states and `position` as well. A collective call.
         """
         self._alive("restore", longest=True)
-        loaded = self._exchanged(self._saving.load)
+        loaded = self._ending.exchanged(self._saving.load)
         step = 0 if loaded is None else loaded.step
         self._record.began_at(step)
         # A task of a chain may well begin although another one has saved.
@@ -309,27 +302,33 @@ class Session:
         to go on from, ``compute_s`` how long this rank computed before it waited for others. May
         save; may not return (SystemExit with `exits.REQUEUE`, after a save).
         """
-        if self._code is not None:
-            raise SystemExit(self._code)
+        ending, record = self._ending, self._record
+        if ending.code is not None:
+            raise SystemExit(ending.code)
         now_s = time.monotonic()
-        self._record.step = step
-        self._record.samples += samples
+        record.step = step
+        record.samples += samples
         if position is not None:
             self._position = dict(position)
-        self._pace.stood_still(self._saving.stall_s - self._stall_seen_s)
-        self._stall_seen_s = self._saving.stall_s
+        stall_s = self._saving.stall_s
+        if stall_s != self._stall_seen_s:
+            self._pace.stood_still(stall_s - self._stall_seen_s)
+            self._stall_seen_s = stall_s
         self._pace.step(now_s, samples, compute_s)
-        if self._record.first_step_s is None:
-            self._record.first_step_s = time.time()
+        if record.first_step_s is None:
+            record.first_step_s = time.time()
             self._reporter.ready()
-        if self._noted is not None and self._leaving is None:
-            # Where another library has taken the wake-up descriptor, this is how it is heard.
-            self._heard(self._noted, now_s)
+        ending.look(now_s)
         if self._comm.rank == 0:
             self._wishes.ask(now_s, step, self._saving, self._pace)
-        self._alive("a safe point")
-        self._exchanged(self._together)
-        self._alive("a step")
+        limit_s = stuck_limit_s(self._pace.median_step_s, self._limit_s)
+        self._guard.alive("a safe point", limit_s, step)
+        try:
+            self._together()
+        except ExchangeLostError as exc:
+            ending.lost(exc)
+            raise
+        self._guard.alive("a step", limit_s, step)
 
     def save(self, step: int | None = None) -> Saved:
         """A durable checkpoint now; every rank calls it at the same step.
@@ -346,7 +345,7 @@ class Session:
         at = step
         self._alive("a save", longest=True)
         try:
-            return self._exchanged(lambda: self._save_now(at))
+            return self._ending.exchanged(lambda: self._save_now(at))
         finally:
             self._after_save()
             self._alive("a step")
@@ -357,8 +356,8 @@ class Session:
         """Finish the save under way, if there is one. Every rank calls it at the same step."""
         if self._saving.under_way:
             self._alive("the save under way", longest=True)
-            self._exchanged(lambda: self._agreement.drain_done(self._limit_s))
-            self._exchanged(lambda: self._saved(self._saving.finish))
+            self._ending.exchanged(lambda: self._agreement.drain_done(self._limit_s))
+            self._ending.exchanged(lambda: self._saved(self._saving.finish))
             self._alive("a step")
 
     def next_task(
@@ -391,20 +390,17 @@ class Session:
 
     def ask_to_leave(self, why: str) -> None:
         """Ask all ranks to save and leave, to be requeued. From any thread."""
-        with self._lock:
-            if self._leaving is None:
-                self._leaving = Leaving(time.monotonic(), status.ASKED, why)
-        self._agreement.want(Kind.LEAVE)
+        self._ending.ask(why)
         self._watch.wake()
+
+    def held(self, hold: Hold | None) -> None:
+        """All ranks are paused, or (``None``) go on. From the thread that trains."""
+        self._record.held(hold)
+        self._reporter.soon()
 
     def leave(self, code: int, word: str, note: str) -> NoReturn:
         """Leave at once, without another exchange; the caller knows that all ranks do."""
-        self._record.word, self._record.note, self._code = word, status.shorten(note), code
-        self._stop_reporter()
-        self._record.write_status()
-        if self.rank == 0:
-            _log.warning("all ranks leave with exit code %d: %s, %s", code, word, note)
-        raise SystemExit(code)
+        self._ending.leave(code, word, note)
 
     def _become_pausable(self) -> Participant | None:
         """Listen for pauses where a store of this attempt may announce itself."""
@@ -424,7 +420,7 @@ class Session:
             and self._agreement.all_done(self._saving.done(), self._limit_s)
         ):
             self._saved(self._saving.finish)
-        if agreed.kind is not Kind.NOTHING:
+        if agreed is not NOTHING:
             self._act(agreed)
 
     def _act(self, agreed: Agreed) -> None:
@@ -435,7 +431,10 @@ class Session:
             hook(agreed.payload)
             self._pace.stood_still(time.monotonic() - began_s)
         elif agreed.kind is Kind.LEAVE:
-            self._depart()
+            step = self._record.step
+            assert step is not None
+            self._alive("the save before leaving", longest=True)
+            self._ending.depart(step, self._made)
         elif agreed.kind is Kind.SAVE:
             step = self._record.step
             assert step is not None
@@ -491,100 +490,6 @@ class Session:
             extra={_SAMPLES: self._record.samples},
         )
 
-    # --- leaving ------------------------------------------------------------------------------
-
-    def _depart(self) -> NoReturn:
-        """All ranks are at this step and leave: save where there is time, then requeue."""
-        self._alive("the save before leaving", longest=True)
-        self._agreement.drain(self._limit_s)
-        leaving, step = self._leaving, self._record.step
-        assert step is not None
-        left_s = None
-        if leaving is not None and leaving.deadline_s is not None:
-            left_s = leaving.deadline_s - time.monotonic()
-        word = Word(
-            step=step,
-            why=None if leaving is None else leaving.why,
-            what="" if leaving is None else leaving.what,
-            left_s=left_s,
-            again=leaving is not None and leaving.again_s is not None,
-        )
-        saving = self._saving
-        departure = departing.agree(
-            self._comm, word, saving.save_s, under_way=saving.under_way, limit_s=self._limit_s
-        )
-        note = departure.note
-        try:
-            if departure.finish:
-                saving.finish(left_s)
-            if departure.save and saving.possible and saving.saved_step != step:
-                self._made(step)
-        except ExchangeLostError:
-            raise
-        except SlurmExtError as exc:
-            self._record.save_error = status.shorten(str(exc))
-            note = f"{note}: not saved, because {exc}"
-        # Nobody's end may take the others' exchange, or the whole step of srun, down with it.
-        self._comm.barrier(self._limit_s)
-        saving.close()
-        self._comm.close()
-        self.leave(exits.REQUEUE, departure.why, note)
-
-    def _note_signal(self, number: int) -> None:
-        """In the signal handler: a flag and nothing else."""
-        if self._leaving is None:
-            self._noted = number
-
-    def _heard(self, number: int, now_s: float) -> None:
-        """A signal of ours came, in the guard's thread or at a safe point."""
-        with self._lock:
-            self._noted = None
-            present = self._leaving
-            name = signal.Signals(number).name
-            if present is None or present.why != status.SIGNALLED:
-                self._record.heard = name
-                self._leaving = Leaving(now_s, status.SIGNALLED, name, self._settings.grace_s)
-            elif asked_again(present, now_s):
-                self._leaving = replace(present, again_s=now_s)
-            else:
-                return
-        self._agreement.want(Kind.LEAVE)
-
-    def _give_up(self, word: str, note: str) -> None:
-        """In the guard's thread: the thread that trains comes to no safe point in time."""
-        self._abandon(word, note)
-
-    def _abandon(self, word: str, note: str) -> NoReturn:
-        if self._code is None:
-            self._record.word, self._record.note = word, status.shorten(note)
-        # A rank that left in order and hangs on its way out keeps its word and its code.
-        code = exits.ABANDONED if self._code is None else self._code
-        abandon(code, f"rank {self.rank}: {word}: {note}", self._record.write_status)
-
-    def _exchanged(self, call: Callable[[], T]) -> T:
-        """Run what ranks do together; a lost peer ends this rank, for the job to come back."""
-        try:
-            return call()
-        except ExchangeLostError as exc:
-            if self._settings.under_ft_run:
-                self._abandon(status.LOST_PEER, str(exc))
-            raise
-
-    def _refuse(self, exc: SlurmExtError) -> NoReturn:
-        """The session cannot be opened. Under ft-run one line a rank, and no traceback each."""
-        told = status.shorten(str(exc))
-        code = exits.ABANDONED
-        if isinstance(exc, PlanDiffersError):
-            self._record.word, self._record.note = status.PLAN_DIFFERS, told
-        else:
-            # Another start would end the same way.
-            self._record.failed, code = told, exits.REFUSED
-        if not self._settings.under_ft_run:
-            raise exc
-        self._record.write_status()
-        sys.stderr.write(f"slurm_ft: {exc}\n")
-        raise SystemExit(code) from exc
-
     def _finish(self) -> None:
         """The loop ended: what is under way is ended with it."""
         self._alive("the session's end", longest=True)
@@ -596,29 +501,12 @@ class Session:
             if agreed.kind is Kind.LEAVE and self.rank == 0:
                 _log.warning("the program ended before it could leave")
 
-        self._exchanged(end)
+        self._ending.exchanged(end)
         self._record.done = True
-        self._saving.close()
-        self._comm.close()
-
-    def _failing(self, exc: BaseException) -> None:
-        """The loop ended by an exception: nothing that needs a peer is done any more."""
-        if isinstance(exc, SystemExit) and exc.code in (None, 0):
-            self._record.done = True
-            return
-        words = status.shorten(f"{type(exc).__name__}: {exc}")
-        if self.size > 1 and self._settings.under_ft_run and lost_peer(exc):
-            traceback.print_exception(exc)
-            self._abandon(status.LOST_PEER, words)
-        self._record.failed = words
+        self._ending.close()
 
     # --- what others are told -----------------------------------------------------------------
 
     def _alive(self, where: str, *, longest: bool = False) -> None:
         typical_s = self._saving.save_s if longest else self._pace.median_step_s
-        at = f"{where} after step {self._record.step}" if self._record.step is not None else where
-        self._guard.alive(at, stuck_limit_s(typical_s, self._limit_s))
-
-    def _stop_reporter(self) -> None:
-        if self.rank == 0:
-            self._reporter.stop(_LAST_REPORT_S)
+        self._guard.alive(where, stuck_limit_s(typical_s, self._limit_s), self._record.step)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from slurm_ext.domain.amount import parse_bytes
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
 from slurm_ft.session.interval import Bounds, parse_bounds
@@ -52,6 +53,7 @@ class Settings:
     grace_s: float | None = None
     collective_timeout_s: float = DEFAULT_COLLECTIVE_TIMEOUT_S
     bounds: Bounds = field(default_factory=Bounds)
+    quota_bytes: int | None = None
     mtbf_s: float | None = None
     progress_interval_s: float = DEFAULT_PROGRESS_INTERVAL_S
     gpus: int | None = None
@@ -94,6 +96,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         grace_s=_number(environ, variables.GRACE_S, low=0.0),
         collective_timeout_s=timeout_s or DEFAULT_COLLECTIVE_TIMEOUT_S,
         bounds=parse_bounds(bounds) if bounds else Bounds(),
+        quota_bytes=_bytes(environ, variables.CHECKPOINT_QUOTA),
         mtbf_s=_number(environ, variables.MTBF_S, above=0.0),
         progress_interval_s=progress_s or DEFAULT_PROGRESS_INTERVAL_S,
         gpus=None if gpus is None else int(gpus),
@@ -111,6 +114,14 @@ def _slurm_job(environ: Mapping[str, str]) -> str | None:
 def _path(environ: Mapping[str, str], name: str) -> Path | None:
     text = environ.get(name)
     return Path(text) if text else None
+
+
+def _bytes(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name)
+    try:
+        return parse_bytes(text) if text else None
+    except ValueError as exc:
+        raise ConfigError(name, str(exc), "unset it or write a number, or one as in 200G") from exc
 
 
 def _number(

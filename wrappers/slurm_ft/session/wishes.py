@@ -42,17 +42,17 @@ class Wishes:
     def ask(self, now_s: float, step: int, saving: Saving, pace: Pace) -> None:
         """Ask for what is due."""
         if (
-            saving.possible
+            now_s - saving.ended_s >= self.interval_s
+            and saving.possible
             and not saving.under_way
-            and now_s - saving.ended_s >= self.interval_s
             and saving.saved_step != step
         ):
             self._agreement.want(Kind.SAVE)
         if now_s >= self._gather_due_s:
             self._gather_due_s = now_s + GATHER_EVERY_S
             self._agreement.want(Kind.REPORT)
-        every = self._agreement.every
-        if every > 1 or pace.steps == _CADENCE_FIRST or pace.steps % _CADENCE_EVERY == 0:
+        every, steps = self._agreement.every, pace.steps
+        if every > 1 or steps == _CADENCE_FIRST or steps % _CADENCE_EVERY == 0:
             wanted = best_cadence(pace.median_step_s or 0.0)
             # Steps that have become long are answered at once: their rounds are too far apart.
             if wanted > 1 and pace.longest_recent_s >= SHORTEST_ROUND_S:

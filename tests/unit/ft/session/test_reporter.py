@@ -44,6 +44,18 @@ class Steps:
         return replace(BASE, step=self.asked)
 
 
+def test_news_do_not_wait_until_it_is_time(tmp_path: Path) -> None:
+    steps = Steps()
+    reporter = Reporter(tmp_path / "progress-7.json", 60.0, steps, lambda: None)
+    reporter.start()
+    reporter.ready()
+    until(lambda: steps.asked == 1)
+    reporter.soon()
+    until(lambda: steps.asked == 2)
+    reporter.stop(5.0)
+    assert steps.asked == 3
+
+
 def test_a_report_is_read_by_the_daemons_own_parser(tmp_path: Path) -> None:
     path, steps = tmp_path / "progress-7.json", Steps()
     reporter = Reporter(path, 60.0, steps, lambda: None)

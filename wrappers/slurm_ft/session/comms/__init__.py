@@ -1,7 +1,8 @@
 """How ranks reach each other: alone, over torch's gloo, over MPI. Torch-free until one is chosen.
 
-Each module implements `slurm_ft.comm.Comm`; this one chooses. An initialised torch.distributed
-wins over MPI, because an MPI program that also initialised torch trains through the latter.
+`solo`, `torch_group` and `mpi` implement `slurm_ft.comm.Comm`; this module chooses. An initialised
+torch.distributed wins over MPI, because an MPI program that also initialised torch trains through
+the latter. `board`, `segment` and `shared_max` carry the maxima of ranks that share a node.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from slurm_ft.comm import Comm
+from slurm_ft.comm import Comm, Maxima
+from slurm_ft.session.comms.shared_max import share
 from slurm_ft.session.comms.solo import SoloComm
 
 
@@ -34,6 +36,16 @@ def choose(limit_s: float, group: Any = None) -> Comm:
 
         return MpiComm(limit_s)
     return SoloComm()
+
+
+def for_agreement(comm: Comm, limit_s: float) -> Maxima:
+    """The cheapest maxima over the ranks of ``comm``: its own where nothing better is in common.
+
+    A collective call, to be closed beside ``comm``.
+    """
+    if comm.size == 1:
+        return comm
+    return share(comm, limit_s) or comm
 
 
 def _initialised(torch: Any) -> bool:
