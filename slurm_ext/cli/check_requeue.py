@@ -7,6 +7,7 @@ what a preempted job that saves checkpoints needs is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,9 @@ SAVES_IN_GRACE = 2.0
 LEAST_CRED_EXPIRE_S = 10.0
 # Slurm's default; and what a job that is preempted every hour does not reach in a year.
 DEFAULT_MAX_BATCH_REQUEUE = 5
+# From the end of one rank to that of the last: it may be saving, or wait for a controller or for
+# signs of life of rank 0's ft-run.
+LEAST_WAIT_S = 120
 ENOUGH_BATCH_REQUEUES = 10_000
 QOS_COLUMNS = ("Name", "PreemptMode", "GraceTime")
 
@@ -57,6 +61,7 @@ def requeue_questions(
         )
     yield from _preemption(slurm, victims, save_s)
     yield _kill_wait(slurm, save_s)
+    yield from _lost_rank(slurm)
     yield _delay(slurm, lifts=lifts)
 
 
@@ -133,6 +138,27 @@ def _kill_wait(slurm: SlurmConfig, save_s: float | None) -> Line:
             f"set KillWait={SAVES_IN_GRACE * save_s:.0f}, or have --signal=USR2@SECONDS in scripts",
         )
     return ok("KillWait", found)
+
+
+def _lost_rank(slurm: SlurmConfig) -> Iterator[Line]:
+    """What Slurm leaves the other ranks when one is lost: they have to agree who requeues."""
+    if slurm.get("KillOnBadExit") == "1":
+        yield advice(
+            "KillOnBadExit",
+            "1: Slurm kills a whole step, each ft-run with it, five seconds after a rank was lost",
+            "set KillOnBadExit=0, or have `ft-run --after=$code` behind srun in scripts",
+        )
+    else:
+        yield ok("KillOnBadExit", "a step outlives a rank that was lost")
+    wait_s = int(re.sub(r"\D.*", "", slurm.get("WaitTime")) or 0)
+    if 0 < wait_s < LEAST_WAIT_S:
+        yield advice(
+            "WaitTime",
+            f"{wait_s} s: srun kills the other ranks so long after the first one has ended",
+            f"set WaitTime=0 or {LEAST_WAIT_S} and more: saving and requeueing may take that long",
+        )
+    else:
+        yield ok("WaitTime", f"{wait_s} s" if wait_s else "srun waits for all ranks")
 
 
 def _delay(slurm: SlurmConfig, *, lifts: bool) -> Line:

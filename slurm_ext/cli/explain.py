@@ -25,6 +25,7 @@ from slurm_ext.domain.estimate import Estimate, Source
 from slurm_ext.domain.job import JobState
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Decision, Verdict
+from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.request import PLANS
 from slurm_ext.domain.spans import about, counted, moment
 
@@ -273,6 +274,8 @@ def truth_lines(document: PlanDocument, now: float) -> Iterator[str]:
         yield text
         if truth.save_error:
             yield f"          its last save failed: {truth.save_error}"
+        if truth.hold is not None and document.state == JobState.RUNNING.value:
+            yield f"  Paused  {hold_words(truth.hold, now).removeprefix('paused ')}"
         if truth.ends_s is not None and document.state != ENDED:
             at = truth.ends_s
             yield f"  End     {moment(at.value, now)}; {_SURE[at.source]}"
@@ -287,6 +290,14 @@ def truth_lines(document: PlanDocument, now: float) -> Iterator[str]:
         elif last.reason:
             cause += f": {last.reason}"
         yield f"          the last one to end: {cause}"
+
+
+def hold_words(hold: Hold, now: float) -> str:
+    """That a job is paused, in one line; a resume may always come earlier."""
+    by = hold.by or "somebody"
+    gives = f" (release={hold.rung})" if hold.rung else ""
+    until = f"until {moment(hold.until_s, now)}" if hold.until_s > now else "and should go on now"
+    return f"paused by {by} since {moment(hold.since_s, now)}, {until}{gives}"
 
 
 def considered_lines(document: PlanDocument) -> Iterator[str]:

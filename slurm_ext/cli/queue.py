@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ext.cli import attempts, unseen
-from slurm_ext.cli.explain import base_id_of, cluster_or_none, silence
+from slurm_ext.cli.explain import base_id_of, cluster_or_none, hold_words, silence
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.control.config import load_config
 from slurm_ext.control.ledger import KEEP_S
@@ -21,6 +21,7 @@ from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.job import JobState
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Verdict
+from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.spans import moment, span
 
 DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.11e %.19S %R"
@@ -65,14 +66,28 @@ def _reason(row: _Row) -> str:
     document, decision = row.document, row.document.decision
     if document.state == ENDED:
         return f"has ended: {_cause(row)}" if _cause(row) != "-" else "has left the queue"
+    if (hold := _hold(row)) is not None:
+        return hold_words(hold, row.now)
     # What runs waits for nothing, whatever was planned before.
     waits = document.state == JobState.PENDING.value and decision.waits_for
     return f"waits for {decision.waits_for}" if waits else decision.reason
 
 
+def _hold(row: _Row) -> Hold | None:
+    """The pause that the job is in, as far as it has told."""
+    truth = row.document.truth
+    runs = row.document.state == JobState.RUNNING.value
+    return truth.hold if truth is not None and runs else None
+
+
 def _speed(row: _Row) -> str:
     truth = row.document.truth
     return "-" if truth is None else f"{truth.samples_per_s:.4g}"
+
+
+def _paused(row: _Row) -> str:
+    hold = _hold(row)
+    return "-" if hold is None else moment(hold.until_s, row.now)
 
 
 def _step(row: _Row) -> str:
@@ -137,6 +152,7 @@ LETTERS: dict[str, Column[_Row]] = {
     "R": Column("REASON", _reason, "reason, or what the job waits for"),
     "r": Column("SLURMREASON", lambda r: r.document.slurm_reason, "Slurm's own reason"),
     "T": Column("SAMPLES/S", _speed, "speed that the job reports"),
+    "H": Column("PAUSED", _paused, "until when it is paused at the latest"),
     "n": Column("STEP", _step, "step that it reports, of all where it says"),
     "F": Column("END", _end, "predicted end of a running job"),
     "f": Column("ENDSOURCE", _end_source, "where that prediction comes from"),

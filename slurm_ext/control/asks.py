@@ -103,7 +103,9 @@ class AskDesk:
         found = spool.call(lambda inner: list(_asks(inner.root, operators)))
         passed = []
         for uid, path, ask in found:
-            if ask.id in self._done:
+            # An old one was left by a command that was killed: its credential is worth nothing any
+            # more, and what became of it is forgotten after a while.
+            if ask.id in self._done or now - ask.at_s > KEPT_S:
                 continue
             refusal = self._refusal(uid, ask, running)
             # Read once: munge takes a credential that is read again for a stolen one.
@@ -226,8 +228,8 @@ def _asks(root: Path, uids: Collection[int]) -> Iterator[tuple[int, Path, PauseA
         try:
             if os.fstat(handle).st_uid != uid:
                 continue
-            names = sorted(name for name in os.listdir(handle) if is_ask_name(name))
-            for name in names[:MAX_ASKS]:
+            names = [name for name in os.listdir(handle) if is_ask_name(name)]
+            for name in _youngest(handle, names):
                 place = str(folder / name)
                 try:
                     text = read_untrusted(handle, name, uid, MAX_ASK_BYTES, place)
@@ -239,6 +241,18 @@ def _asks(root: Path, uids: Collection[int]) -> Iterator[tuple[int, Path, PauseA
                     yield uid, folder / name, ask
         finally:
             os.close(handle)
+
+
+def _youngest(handle: int, names: list[str]) -> list[str]:
+    """As many as are looked at: those that were left behind must not hide a new one."""
+    ages: list[tuple[float, str]] = []
+    for name in names:
+        try:
+            found = os.stat(name, dir_fd=handle, follow_symlinks=False)
+        except OSError:
+            continue  # withdrawn meanwhile
+        ages.append((-found.st_mtime, name))
+    return sorted(name for _, name in sorted(ages)[:MAX_ASKS])
 
 
 def _answer(root: Path, uid: int, ask_id: str) -> PauseAnswer | None:

@@ -144,7 +144,9 @@ def decide(
         directive = seen.directives.get(job.job_id)
         if directive is not None:
             entry = ledger.get(job.job_id)
-            found.permits[job.job_id] = classify(job, directive, entry, slurm, rules, seen.now)
+            found.permits[job.job_id] = classify(
+                job, directive, entry, slurm, rules, seen.now, seen.attempts.get(job.job_id)
+            )
         elif job.job_id in seen.broken:
             reason = f"its directive is unusable: {seen.broken[job.job_id]}"
             found.permits[job.job_id] = Permit(order=False, reasons=(reason,))

@@ -377,6 +377,8 @@ class _Search:
         name = f"job {job.job_id} could give way, but"
         if report is None or report.attempt != job.restarts or report.save_s is None:
             return f"{name} has not reported how long it takes to save"
+        if report.hold is not None:
+            return f"{name} is paused"
         if report.step <= (report.restored_step or 0):
             return f"{name} has done no step yet in this attempt"
         starts = [

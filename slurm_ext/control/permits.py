@@ -15,18 +15,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_ext.control.features import parse_features
-from slurm_ext.control.lease import Hold, hold_of
+from slurm_ext.control.lease import Hold, begin_s, hold_of
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
+from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.directive import Directive
 from slurm_ext.domain.job import Job, ShapeKind
 from slurm_ext.domain.journal import LedgerEntry
+from slurm_ext.domain.pausing import read_paused
 from slurm_ext.domain.policy import Permit
+from slurm_ext.domain.spans import moment
 
 if TYPE_CHECKING:
     from slurm_ext.slurm.facts import SlurmConfig
 
 # Slurm sets a priority of 0 with these reasons by itself (an exclusive job after a node failure).
 _HELD_BY_SLURM = frozenset({"BadConstraints", "JobLaunchFailure"})
+# From the end of an attempt until `slurm-ext pause` has written the later start: it waits until
+# the job is in the queue again.
+_PAUSED_LATE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +85,10 @@ def classify(
     facts: SlurmFacts,
     rules: ActingRules,
     now: float,
+    attempts: Attempts | None = None,
 ) -> Permit:
     """What may be touched on the job now."""
-    hard = _untouchable(job, directive, entry, facts, rules, now)
+    hard = _untouchable(job, directive, entry, facts, rules, now, attempts)
     if hard or directive is None:
         return Permit(order=False, reasons=(hard,))
     reasons: list[str] = []
@@ -113,6 +120,7 @@ def _untouchable(
     facts: SlurmFacts,
     rules: ActingRules,
     now: float,
+    attempts: Attempts | None,
 ) -> str:
     """Why nothing at all may be touched; empty when something may."""
     if directive is None:
@@ -142,14 +150,34 @@ def _untouchable(
         return f"an operator set its priority to {job.priority}"
     if job.dependency:
         return f"it depends on {job.dependency}"
+    if paused := _paused(job, attempts, now):
+        return paused
     if hold_of(job, entry, directive, rules, now) is Hold.OTHERS:
         own = directive.begin_s is not None and directive.begin_s > now
         return (
             "its owner asked for a later --begin"
             if own
-            else "its start was set to a later time, and not by slurm-ext"
+            else "its start was set to a later time, and not by the daemon"
         )
     return ""
+
+
+def _paused(job: Job, attempts: Attempts | None, now: float) -> str:
+    """That somebody paused the job and until when, also before its later start is written."""
+    begin = begin_s(job)
+    if attempts is None or not attempts.attempts or begin is None or begin <= now:
+        return ""
+    last = attempts.attempts[-1]
+    paused = read_paused(last.reason)
+    if paused is None or last.ended_s is None or last.number != job.restarts - 1:
+        return ""
+    until = last.ended_s + paused.hold_s
+    if now >= until or begin > until + _PAUSED_LATE_S:
+        return ""  # over, or put off once more by somebody
+    return (
+        f"{paused.who} paused it until {moment(max(begin, until), now)}; slurm-ext resume"
+        f" {job.job_id} lets it start"
+    )
 
 
 def _why_not_resized(

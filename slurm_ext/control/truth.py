@@ -68,7 +68,7 @@ def worth_telling(document: PlanDocument, told: Told, every_s: float = TRUTH_EVE
         return False
     if old is None or old.attempt != new.attempt:
         return True
-    if old.save_error != new.save_error:
+    if old.save_error != new.save_error or old.hold != new.hold:
         return True
     return old.checkpoint_step != new.checkpoint_step or new.at_s - old.at_s >= every_s
 
@@ -93,4 +93,5 @@ def truth_from(report: Progress, ends_s: Estimate | None = None) -> Truth:
         save_s=report.save_s,
         ends_s=ends_s,
         save_error=report.save_error,
+        hold=report.hold,
     )

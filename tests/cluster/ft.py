@@ -48,9 +48,10 @@ export OMPI_MCA_mpi_yield_when_idle=1
 mark() {{ echo "mark $1 ${{SLURM_RESTART_COUNT:-0}} $(date +%s.%N) $SLURM_JOB_NODELIST"; }}
 mark begin
 {before}
-srun {srun} ft-run {options} -- python3 {program}
+srun {srun} ft-run {options} -- {python} {program}
 code=$?
 mark "end-$code"
+{after}
 exit $code
 """
 _PROGRAMS = ("ft_train.py", "ft_loop.py", "ft_deaf.py")
@@ -162,12 +163,16 @@ class Desk:
         srun: str = "",
         ft_run: str = "",
         before: str = "",
+        after: str = "",
+        python: str = "python3",
     ) -> Job:
         """Submit a program of this folder with its arguments; ``options`` are sbatch's."""
         log = f"{HOME}/{name}.jsonl"
         self.cluster.exec(["rm", "-f", log])
         path = f"{FOLDER}/{program} --log {log}"
-        script = _SCRIPT.format(before=before, srun=srun, options=ft_run, program=path)
+        script = _SCRIPT.format(
+            before=before, srun=srun, options=ft_run, python=python, program=path, after=after
+        )
         number = self.cluster.sbatch(script, f"--job-name={name}", "--time=10", *options)
         self.made.append(number)
         return Job(self.cluster, number, log)

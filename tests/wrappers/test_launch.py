@@ -76,6 +76,19 @@ def test_the_program_gets_its_place_from_the_step(slurm: Slurm):
     assert float(env["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"]) > float(env["FT_COLLECTIVE_TIMEOUT_S"])
 
 
+def test_a_program_that_takes_no_chain_up_is_told(slurm: Slurm, tmp_path: Path):
+    chain = tmp_path / "tasks.yaml"
+    chain.write_text("- {name: a}\n")
+    code, _, err = slurm.run(f"--chain={chain}", "--", "true")
+    assert code == 0
+    assert f"without looking at the tasks of {chain}" in err
+    announce = "mkdir -p $FT_STATE_DIR/chain.d && touch $FT_STATE_DIR/chain.d/given"
+    code, _, err = slurm.run(f"--chain={chain}", "--", "sh", "-c", announce)
+    assert (code, "without looking" in err) == (0, False)
+    code, _, err = slurm.run("--", "true")
+    assert (code, "without looking" in err) == (0, False)
+
+
 def test_what_the_user_has_set_stays(slurm: Slurm):
     env = environment_of(
         slurm,

@@ -81,6 +81,30 @@ def test_what_the_plugin_says_of_the_job_beats_inherited_array_ids(slurm: Slurm)
     assert (env["FT_JOB_ID"], env["FT_SLURM_JOB"]) == ("76_3", "77 76_3")
 
 
+def test_the_restart_count_of_the_outer_job_is_not_the_inner_one_s(slurm: Slurm):
+    """Without the plugin sbatch hands SLURM_RESTART_COUNT on; nothing of job 78 came back yet."""
+    outer = environment_of(slurm, SLURM_RESTART_COUNT="2")
+    assert outer["FT_ATTEMPT"] == "2"
+    inner = {k: v for k, v in outer.items() if not k.startswith("SLURM_") and k != "PATH"}
+    inner |= {"SLURM_JOB_ID": "78", "SLURM_RESTART_COUNT": "2"}
+    slurm.raw = 78
+    env = environment_of(slurm, **inner)
+    assert env["FT_ATTEMPT"] == "0"
+    assert "-78-0-" in env["FT_STATUS_FILE"]
+    # It is its own once it differs, and once the ledger knows of an attempt before.
+    assert environment_of(slurm, **{**inner, "SLURM_RESTART_COUNT": "1"})["FT_ATTEMPT"] == "1"
+    assert environment_of(slurm, **inner)["FT_ATTEMPT"] == "2"
+
+
+def test_the_restart_count_of_a_step_below_a_step_is_its_own(slurm: Slurm):
+    """The plugin's word, or an ft-run of the same job further up, leaves no doubt."""
+    outer = environment_of(slurm, SLURM_RESTART_COUNT="2")
+    inner = {k: v for k, v in outer.items() if not k.startswith("SLURM_") and k != "PATH"}
+    assert environment_of(slurm, **inner, SLURM_RESTART_COUNT="2")["FT_ATTEMPT"] == "2"
+    said = {**inner, "FT_SLURM_JOB": "78", "SLURM_JOB_ID": "78", "SLURM_RESTART_COUNT": "2"}
+    assert environment_of(slurm, **said)["FT_ATTEMPT"] == "2"
+
+
 def test_directories_of_the_outer_job_are_not_the_inner_ones(slurm: Slurm):
     """Also where they were given on the command line: the inner job would load that checkpoint."""
     outer = environment_of(

@@ -33,6 +33,8 @@ GRACE_S = "FT_GRACE_S"
 COLLECTIVE_TIMEOUT_S = "FT_COLLECTIVE_TIMEOUT_S"
 # Seconds between two checkpoints as the user bounds them: "auto", "LOW-HIGH" or a number.
 CHECKPOINT_INTERVAL = "FT_CHECKPOINT_INTERVAL"
+# Bytes that the checkpoints of the job may take together, e.g. "200G"; unset: no bound.
+CHECKPOINT_QUOTA = "FT_CHECKPOINT_QUOTA"
 # The configuration that holds: the granted allocation, and what the plan says within it.
 GPUS = "FT_GPUS"
 NODES = "FT_NODES"

@@ -271,6 +271,8 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
         "PreemptMode of low",
         "GraceTime of low",
         "KillWait",
+        "KillOnBadExit",
+        "WaitTime",
         "requeue delay",
     }
 
@@ -284,6 +286,8 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
         ({}, Victim("of low", frozenset({"requeue"}), 0.0), "GraceTime of low"),
         ({}, Victim("of low", frozenset({"requeue"}), 19.0), "GraceTime of low"),
         ({"killwait": "15 sec"}, LOW, "KillWait"),
+        ({"killonbadexit": "1"}, LOW, "KillOnBadExit"),
+        ({"waittime": "30 sec"}, LOW, "WaitTime"),
         ({"schedulerparameters": "bf_continue"}, LOW, "max_batch_requeue"),
         ({"authinfo": "cred_expire=5"}, LOW, "requeue delay"),
     ],
@@ -292,6 +296,11 @@ def test_each_setting_that_loses_work_is_told(changes, victim, name):
     found = requeue(victim, **changes)
     assert found[name] is Level.ADVICE
     assert {n for n, level in found.items() if level is not Level.OK} == {name}
+
+
+@pytest.mark.parametrize("text", ["0 sec", "120 sec", "3600 sec", "", "(null)"])
+def test_a_wait_that_is_long_enough_or_none_is_ok(text):
+    assert requeue(waittime=text)["WaitTime"] is Level.OK
 
 
 def test_preempt_cancel_cluster_the_fix_names_the_mode():

@@ -30,7 +30,7 @@ from slurm_ext.domain.pausing import (
     parse_ask,
 )
 from slurm_ext.domain.request import PLANS, user_dir
-from tests.fakes.slurm import Fault
+from tests.fakes.slurm import EPOCH, Fault
 from tests.unit.control.test_attempts import BATCH, UID, Site
 
 ACTS = ["order", "lease", "move"]
@@ -442,7 +442,7 @@ def test_munge_that_is_down_costs_nothing_but_the_move(tmp_path: Path) -> None:
 
 # -- operators' requests -------------------------------------------------------------------------
 
-ASK = PauseAsk("0123456789abcdef", "pause", "1", 100.0, Rung.MEMORY, by="me")
+ASK = PauseAsk("0123456789abcdef", "pause", "1", EPOCH, Rung.MEMORY, by="me")
 
 
 def leave(site: Fragments, ask: PauseAsk, credential: str | None = None) -> Path:

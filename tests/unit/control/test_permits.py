@@ -8,9 +8,11 @@ import pytest
 
 from slurm_ext.control.permits import SlurmFacts, classify, facts_from
 from slurm_ext.control.rules import ActingRules
+from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.directive import Directive, GpuRequest, GpuRequestKind, RequestedShape
 from slurm_ext.domain.job import Job, JobState, ShapeKind
 from slurm_ext.domain.journal import LedgerEntry
+from slurm_ext.domain.pausing import Paused
 from slurm_ext.slurm.facts import SlurmConfig
 
 NOW = 1_700_000_000.0
@@ -39,7 +41,7 @@ ENTRY = LedgerEntry("7", NOW - 100)
 
 def permit(job: Job = JOB, directive: Directive | None = DIRECTIVE, entry=ENTRY, **more):
     facts, rules = more.get("facts", FACTS), more.get("rules", RULES)
-    return classify(job, directive, entry, facts, rules, NOW)
+    return classify(job, directive, entry, facts, rules, NOW, more.get("attempts"))
 
 
 def test_an_ordinary_job_may_be_ordered_leased_resized_and_pinned():
@@ -59,7 +61,7 @@ def test_an_ordinary_job_may_be_ordered_leased_resized_and_pinned():
         ({"partitions": ("main", "other")}, "2 partitions"),
         ({"qos": "a,b"}, "several QOS"),
         ({"het_job_id": 7}, "heterogeneous"),
-        ({"eligible_s": NOW + 3600}, "not by slurm-ext"),
+        ({"eligible_s": NOW + 3600}, "not by the daemon"),
         ({"state": JobState.RUNNING}, "only pending jobs"),
     ],
 )
@@ -94,6 +96,49 @@ def test_the_users_own_begin():
     assert "--begin" in found.reasons[0]
     # Once it has passed it binds nobody.
     assert permit(JOB, replace(DIRECTIVE, begin_s=NOW - 50)).resize
+
+
+def paused(hold_s: float = 600.0, ended_s: float = NOW - 20, number: int = 0) -> Attempts:
+    reason = Paused("alice", hold_s).words + "; last save failed: no"
+    return Attempts(
+        "7", (Attempt(number, NOW - 900, 4, ended_s=ended_s, cause=Cause.OPERATOR, reason=reason),)
+    )
+
+
+BACK = replace(JOB, restarts=1, submit_s=NOW - 18, eligible_s=NOW + 584)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        BACK,
+        # Slurm's own delay, which would be lifted, before the pause has written its own.
+        replace(BACK, eligible_s=NOW + 103),
+    ],
+)
+def test_a_job_that_its_owner_paused_stays_paused_and_says_so(job):
+    assert "alice paused it until" in permit(job, attempts=paused()).reasons[0]
+    assert "slurm-ext resume 7 lets it start" in permit(job, attempts=paused()).reasons[0]
+    assert not permit(job, attempts=paused()).order
+
+
+@pytest.mark.parametrize(
+    ("job", "attempts", "words"),
+    [
+        (BACK, None, "not by the daemon"),
+        # An older pause, of which the job has come back since.
+        (replace(BACK, restarts=2), paused(), "not by the daemon"),
+        # Over, and somebody has put it off again.
+        (BACK, paused(ended_s=NOW - 700), "not by the daemon"),
+        (replace(BACK, eligible_s=NOW + 9000), paused(), "not by the daemon"),
+        # The owner has ended it: slurm-ext resume.
+        (replace(BACK, eligible_s=NOW - 1), paused(), ""),
+    ],
+)
+def test_a_pause_that_is_over_is_none(job, attempts, words):
+    found = permit(job, attempts=attempts)
+    assert found.order == (not words)
+    assert words in "".join(found.reasons)
 
 
 @pytest.mark.parametrize(

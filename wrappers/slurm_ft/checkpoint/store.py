@@ -460,6 +460,17 @@ class CheckpointStore:
 
 
 def _quiet() -> None:
-    """One process without torch.distributed is meant here, and no reason for a warning."""
+    """No warnings about what torch does inside of our own calls; the program's own stay.
+
+    Filters and not `warnings.catch_warnings`, which would undo what another thread has set: a save
+    beside training is one. Each names the text and, where it can, the module that is at fault.
+    """
+    # torch 2.6 asks each tensor of a save for its storage, and would say so once per rank.
+    warnings.filterwarnings(
+        "ignore",
+        message="TypedStorage is deprecated",
+        module=r"torch\.distributed\.checkpoint\.filesystem$",
+    )
     if not dist.is_initialized():
+        # One process without torch.distributed is meant here.
         warnings.filterwarnings("ignore", message="torch.distributed is (disabled|unavailable)")

@@ -112,18 +112,25 @@ def prepare(paths: Paths, identity: Identity) -> str:
         except OSError as exc:
             missing = f"{paths.state_dir}: {exc.strerror}: attempts of this job are not counted"
             paths.state_dir = paths.status = ""
-    if paths.spool and identity.leads:
-        own = os.path.join(paths.spool, str(os.getuid()))
-        try:
-            if within(SPOOL_LIMIT_S, lambda: _usable(paths.spool, own)):
-                paths.progress = os.path.join(own, f"progress-{identity.job_id}.json")
-        except LateError:
-            missing = (
-                missing or f"{own}: no answer in {SPOOL_LIMIT_S:g} s: progress is not reported"
-            )
-        except OSError as exc:
-            missing = missing or f"{own}: {exc.strerror}: progress is not reported"
+    if identity.leads:
+        unreported = find_spool(paths, identity)
+        missing = missing or unreported
     return missing
+
+
+def find_spool(paths: Paths, identity: Identity) -> str:
+    """Find the user's own part of the spool. Returns why there is none, where there should be."""
+    if not paths.spool:
+        return ""
+    own = os.path.join(paths.spool, str(os.getuid()))
+    try:
+        if within(SPOOL_LIMIT_S, lambda: _usable(paths.spool, own)):
+            paths.progress = os.path.join(own, f"progress-{identity.job_id}.json")
+    except LateError:
+        return f"{own}: no answer in {SPOOL_LIMIT_S:g} s: progress is not reported"
+    except OSError as exc:
+        return f"{own}: {exc.strerror}: progress is not reported"
+    return ""
 
 
 def _usable(spool: str, own: str) -> bool:
@@ -162,6 +169,7 @@ def compose(
         variables.SIGNALS: options["signals"],
         variables.GRACE_S: options["grace"],
         variables.CHECKPOINT_INTERVAL: options["checkpoint-interval"],
+        variables.CHECKPOINT_QUOTA: options["checkpoint-quota"],
         **timeouts.variables(),
         **settled.values,
         "MASTER_ADDR": identity.head(),
@@ -181,6 +189,7 @@ def compose(
         variables.GRACE_S: "grace",
         variables.COLLECTIVE_TIMEOUT_S: "collective-timeout",
         variables.CHECKPOINT_INTERVAL: "checkpoint-interval",
+        variables.CHECKPOINT_QUOTA: "checkpoint-quota",
     }
     result = dict(environment)
     for name in _ALWAYS_OURS:

@@ -148,6 +148,23 @@ def same_job(environment: Mapping[str, str]) -> bool:
     return environment.get(variables.JOB, "") == job_name(environment)
 
 
+def doubtful_count(environment: Mapping[str, str]) -> bool:
+    """Whether SLURM_RESTART_COUNT may be that of the job from inside which this one was submitted.
+
+    Slurm sets it for a job that has come back and leaves it alone otherwise (seen on 24.11). The
+    SPANK plugin removes it at submission and says which job this is; without the plugin all that
+    is known is that the ft-run further up belongs to another job and counted the same.
+    """
+    count = number(environment, "SLURM_RESTART_COUNT", 0)
+    return (
+        count > 0
+        and _said_of(environment) is None
+        and bool(environment.get(variables.JOB, ""))
+        and not same_job(environment)
+        and number(environment, variables.ATTEMPT, 0) == count
+    )
+
+
 def _said_of(env: Mapping[str, str]) -> str | None:
     """Array task of this job, empty for none, ``None`` where FT_SLURM_JOB is not about it."""
     words = env.get(variables.SLURM_JOB, "").split()

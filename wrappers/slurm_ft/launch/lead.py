@@ -25,7 +25,8 @@ from slurm_ft.launch.identity import Identity
 from slurm_ft.launch.limited import LateError, within
 from slurm_ft.launch.marks import Marks
 from slurm_ft.launch.options import Options
-from slurm_ft.launch.signals import slurm_setting
+from slurm_ft.launch.pulse import Pulse
+from slurm_ft.launch.signals import PASSED_ON, slurm_setting
 from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
 from slurm_ft.launch.waiting import wait_signal
 from slurm_ft.requeue import act, attempts
@@ -33,6 +34,7 @@ from slurm_ft.requeue.causes import MOST_WORDS, Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
 from slurm_ft.requeue.limits import parse_limits
 from slurm_ft.requeue.record import JobRecord, parse_record
+from slurm_ft.status import Status
 
 # Slurm's default for KillWait: from TERM to KILL once a job is ending.
 KILL_WAIT_S = 30
@@ -72,6 +74,8 @@ class Lead:
         # What Slurm knows the job by, and whether Slurm's own record has shown that it is ours.
         self._slurm_name = identity.job_id
         self._certain = "_" not in identity.job_id
+        # Why somebody else than rank 0 decides; empty where rank 0 does.
+        self._in_stead = ""
 
     # -- at the start ------------------------------------------------------------------------------
 
@@ -121,6 +125,23 @@ class Lead:
         self._marks.done()
         self._tell(f"attempt {number}: {why}")
 
+    def refuse(self, why: str, code: int) -> None:
+        """Keep an attempt of which rank 0 itself could not start its program."""
+        attempt = Attempt(
+            number=self._identity.attempt,
+            started_s=self._started_s,
+            gpus=self._identity.gpus,
+            nodes=self._nodes(),
+            ranks=self._identity.size,
+            ended_s=time.time(),
+            cause=Cause.USER_ERROR,
+            exit_code=code,
+            reason=why,
+        )
+        self._ledger = attempts.close(attempts.begin(self._load(), attempt), attempt)
+        self._store()
+        self._marks.decide(False)
+
     def _serve_pauses(self, supervisor: Supervisor) -> None:
         """Start the helper through which this attempt can be paused; it ends with this process."""
         if not self._paths.state_dir:
@@ -136,6 +157,8 @@ class Lead:
         ]
         if self._paths.spool:
             argv.append(f"--spool={self._paths.spool}")
+        if self._paths.status:
+            argv.append(f"--status={self._paths.status}")
         if why := self._stays():
             argv.append(f"--stays={why}")
         if timeout := self._environment.get(variables.COLLECTIVE_TIMEOUT_S):
@@ -143,7 +166,10 @@ class Lead:
         if move := self._environment.get(variables.PAUSE_MOVE_S):
             argv.append(f"--move-limit={move}")
         try:
-            supervisor.command(argv, lambda code, text: None, os.environ, capture=False)
+            # What Slurm sends to a step meanwhile must not end it before it can say so itself.
+            supervisor.command(
+                argv, lambda code, text: None, os.environ, capture=False, ignored=PASSED_ON
+            )
         except CommandError as exc:
             self._tell(f"this attempt cannot be paused: {exc}")
 
@@ -151,10 +177,12 @@ class Lead:
         """Why a job that leaves for another one would not be requeued; empty where it would."""
         if self._options["requeue"] == "never":
             return "--requeue=never"
-        allowed = self._limits.get(Cause.DAEMON)
-        used = sum(1 for a in self._ledger.attempts if a.cause is Cause.DAEMON and a.requeued)
-        if allowed is not None and used >= allowed:
-            return f"--max-requeues=daemon={allowed} is used up"
+        # Moved by the daemon, or paused by a person: the helper does not know beforehand.
+        for cause in (Cause.DAEMON, Cause.OPERATOR):
+            allowed = self._limits.get(cause)
+            used = sum(1 for a in self._ledger.attempts if a.cause is cause and a.requeued)
+            if allowed is not None and used >= allowed:
+                return f"--max-requeues={cause.value}={allowed} is used up"
         return ""
 
     def _nodes(self) -> tuple[str, ...]:
@@ -245,6 +273,50 @@ class Lead:
     def conclude(self, ending: Ending) -> int:
         """Decide, keep the decision, carry it out. Returns the exit code of ft-run."""
         said = status.read(Path(self._paths.status)) if self._paths.status else None
+        return self._conclude(ending, said, Pulse(self._marks))
+
+    def stand_in(self, ending: Ending, term: int, why: str, said: Status | None = None) -> int:
+        """The same for a job whose rank 0 has no ft-run any more, which ``why`` tells.
+
+        ``said`` is the status of a rank, by default this one's. What was decided before stays.
+        Where Slurm's record cannot be had nothing is done: it alone tells whether somebody else has
+        sent the job back already.
+        """
+        number = self._identity.attempt
+        ledger = self._load()
+        known = [a for a in ledger.attempts if a.number == number and a.ended_s is not None]
+        if known and not known[-1].requeued:
+            self._marks.decide(False)
+            return ending.code
+        self._in_stead = why
+        attempt = Attempt(
+            number=number,
+            started_s=self._started_s,
+            gpus=self._identity.gpus,
+            nodes=self._nodes(),
+            ranks=self._identity.size,
+        )
+        earlier = [a for a in ledger.attempts if a.number == number]
+        self._ledger = attempts.begin(
+            ledger, replace(earlier[-1], ended_s=None, cause=None) if earlier else attempt
+        )
+        if said is None and self._paths.status:
+            said = status.read(Path(self._paths.status))
+        return self._conclude(ending, said, Pulse(self._marks, term))
+
+    def _conclude(self, ending: Ending, said: Status | None, pulse: Pulse) -> int:
+        # The others wait as long as there are signs of life, however long Slurm takes to answer.
+        still = pulse.keep()
+        try:
+            answer = self._settle(ending, said)
+        finally:
+            still()
+        if answer.by is By.FT_RUN:
+            _await_teardown()
+            return ending.code or exits.REQUEUE
+        return ending.code
+
+    def _settle(self, ending: Ending, said: Status | None) -> Answer:
         if said is not None and said.attempt != self._identity.attempt:
             said = None
         evidence = Evidence(
@@ -269,9 +341,14 @@ class Lead:
             elif self._limits[Cause.USER_ERROR] != 0:
                 evidence = replace(evidence, record=self._record(until))
         cause, words = classify(evidence)
+        if ending.told:
+            cause, words = Cause.USER_ERROR, ending.told
         if cause is Cause.COMPLETED and self._slurm_may_return_it(evidence, until):
             self._marks.done()
         answer = self._decide(cause, words, evidence, ending, until)
+        if self._in_stead:
+            by = By.NOBODY if answer.by is By.FT_RUN and evidence.record is None else answer.by
+            answer = replace(answer, by=by, reason=f"{answer.reason}; {self._in_stead}")
         if said is not None and said.save_error:
             lost = said.save_error[:MOST_WORDS]
             answer = replace(answer, reason=f"{answer.reason}; last save failed: {lost}")
@@ -282,10 +359,7 @@ class Lead:
             status.forget_stead(Path(self._paths.status))
         self._say(cause, answer)
         self._marks.decide(answer.requeued)
-        if answer.by is By.FT_RUN:
-            _await_teardown()
-            return ending.code or exits.REQUEUE
-        return ending.code
+        return answer
 
     def _slurm_may_return_it(self, evidence: Evidence, until: float) -> bool:
         """Whether Slurm takes the end of the program for that of a preemption."""
@@ -329,7 +403,7 @@ class Lead:
 
     def _peers(self, evidence: Evidence) -> dict[int, int]:
         """Exit codes of other ranks that failed by themselves, waiting a little for them."""
-        if self._identity.size == 1:
+        if self._identity.size == 1 and not self._in_stead:
             return {}
         # After a signal all ranks leave together: whoever failed has done so before.
         end = time.monotonic() + (0.0 if evidence.asked else PEERS_S)

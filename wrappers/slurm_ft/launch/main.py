@@ -18,14 +18,21 @@ import sys
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import variables
 from slurm_ft.exits import ASKS_FOR_REQUEUE
-from slurm_ft.launch import processes, supervise
-from slurm_ft.launch.environment import choose_paths, compose, prepare, without_chosen
-from slurm_ft.launch.errors import LaunchError, UsageError
-from slurm_ft.launch.identity import Identity
+from slurm_ft.launch import joining, processes, supervise
+from slurm_ft.launch.environment import (
+    choose_paths,
+    compose,
+    find_spool,
+    prepare,
+    without_chosen,
+)
+from slurm_ft.launch.errors import CommandError, LaunchError, UsageError
+from slurm_ft.launch.identity import Identity, doubtful_count
 from slurm_ft.launch.marks import Marks
 from slurm_ft.launch.options import Options, parse
 from slurm_ft.launch.plan import settle, settle_from_spool
 from slurm_ft.launch.ports import choose_port, ephemeral_range
+from slurm_ft.launch.pulse import Pulse
 from slurm_ft.launch.signals import parse_signals, usr1_warning
 from slurm_ft.launch.timeouts import for_launcher, order_timeouts
 
@@ -43,6 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parse(sys.argv[1:] if argv is None else argv, own)
         if options.on("help") or options.on("version"):
             return _tell_about(options)
+        if options["after"]:
+            from slurm_ft.launch import after
+
+            return after.conclude(options, own, _tell)
         if not options.command:
             raise UsageError("no command; write ft-run [options] -- COMMAND")
         return _run(options, own)
@@ -67,13 +78,19 @@ def _run(options: Options, own: dict[str, str]) -> int:
     timeouts = order_timeouts(
         options.seconds("collective-timeout"), own, options.places["collective-timeout"]
     )
+    paths = choose_paths(identity, options)
+    if doubtful_count(os.environ) and not _came_back(identity, paths):
+        identity.attempt = 0
+        paths = choose_paths(identity, options)
+    missing = prepare(paths, identity)
+    marks = Marks(paths.state_dir, identity.job_id, identity.attempt, identity.step_id)
     if options["chain"] and not os.path.isfile(options["chain"]):
-        raise UsageError(
+        # Perhaps on this node alone.
+        why = (
             f"{options.places['chain']}={options['chain']}: no such file; write the tasks into it"
             " first, or name another"
         )
-    paths = choose_paths(identity, options)
-    missing = prepare(paths, identity)
+        return joining.fail(UsageError(why), identity, options, paths, marks, _tell)
     if paths.spool:
         settled = settle_from_spool(
             paths.spool, identity.base_id, identity.attempt, identity.gpus, identity.nodes
@@ -106,19 +123,22 @@ def _run(options: Options, own: dict[str, str]) -> int:
                 _tell(note)
     if options.on("verbose") and identity.leads:
         _tell_identity(identity, environment, command)
-    return _supervise(options, identity, paths, environment, command, signals, mask)
+    try:
+        return _supervise(options, identity, paths, marks, environment, command, signals, mask)
+    except LaunchError as exc:
+        return joining.fail(exc, identity, options, paths, marks, _tell)
 
 
 def _supervise(
     options: Options,
     identity: Identity,
     paths: Paths,
+    marks: Marks,
     environment: dict[str, str],
     command: list[str],
     signals: tuple[signal.Signals, ...],
     mask: set[signal.Signals],
 ) -> int:
-    marks = Marks(paths.state_dir, identity.job_id, identity.attempt, identity.step_id)
     if identity.attempt and marks.done_before() and _ended_well(identity, paths):
         if identity.leads:
             from slurm_ft.launch.lead import Lead
@@ -130,7 +150,7 @@ def _supervise(
     orders = supervise.Orders(
         signals,
         environment,
-        lambda: _has_session(paths.status),
+        lambda: joining.has_session(paths.status),
         has_left=lambda: _has_left(paths.status),
         grace_s=options.seconds("grace"),
         hook=hook if here else "",
@@ -142,9 +162,7 @@ def _supervise(
     prctl = processes.control()
     processes.adopt_orphans(prctl)
     if options["on-resume"] and identity.attempt:
-        code = _resume(options["on-resume"], environment, mask, prctl)
-        if code:
-            return code
+        _resume(options["on-resume"], environment, mask, prctl)
     ignored: list[int] = []
     if hook:
         # The hook saves for a program that knows nothing of signals.
@@ -166,13 +184,33 @@ def _supervise(
     if not identity.leads:
         from slurm_ft.launch import follow
 
-        return follow.conclude(_run_out(supervisor, identity, paths), identity.rank, marks)
+        joining.await_others(orders, identity, paths, marks, environment)
+        ending = _run_out(supervisor, identity, paths)
+
+        def stand_in(term: int) -> int:
+            from slurm_ft.launch.lead import Lead
+
+            find_spool(paths, identity)
+            lead = Lead(identity, options, paths, environment, command, marks, _tell)
+            gone = f"the ft-run of rank 0 is gone, and rank {identity.rank} takes its place"
+            return lead.stand_in(ending, term, gone)
+
+        return follow.conclude(ending, identity.rank, marks, stand_in)
     from slurm_ft.launch.lead import Lead
 
     lead = Lead(identity, options, paths, environment, command, marks, _tell)
     orders.heard = lead.heard
+    joining.await_others(orders, identity, paths, marks, environment, Pulse(marks))
     lead.begin(supervisor)
-    return lead.conclude(_run_out(supervisor, identity, paths))
+    ending = _run_out(supervisor, identity, paths)
+    # Written where a chain is taken up, see slurm_ft.switch.chain; that would import too much here.
+    known = os.path.join(paths.state_dir, "chain.d", "given")
+    if options["chain"] and not ending.code and not os.path.exists(known):
+        _tell(
+            f"the program has ended without looking at the tasks of {options['chain']}: --chain is"
+            " for programs that read FT_CHAIN, as slurm_ft.train does"
+        )
+    return lead.conclude(ending)
 
 
 def _run_out(
@@ -199,7 +237,7 @@ def _resume(
     environment: Mapping[str, str],
     mask: set[signal.Signals],
     prctl: Callable[[int, int], int] | None,
-) -> int:
+) -> None:
     """Run the command of --on-resume. Its failure keeps the program from starting."""
     pid = processes.start(
         ["/bin/sh", "-c", hook], environment, mask=mask, own_group=False, prctl=prctl
@@ -207,8 +245,24 @@ def _resume(
     _, status = os.waitpid(pid, 0)
     code = processes.exit_code(status)
     if code:
-        _tell(f"the command of --on-resume ended with {code}; the program is not started")
-    return code
+        raise CommandError(
+            f"the command of --on-resume ended with {code}; the program is not started", code
+        )
+
+
+def _came_back(identity: Identity, paths: Paths) -> bool:
+    """Whether this very job has had an attempt before this one."""
+    from pathlib import Path
+
+    from slurm_ext.domain.errors import ProtocolError
+    from slurm_ft.requeue import attempts
+
+    path = Path(paths.state_dir, attempts.file_name(identity.job_id))
+    try:
+        known = attempts.load(path, identity.job_id).attempts
+    except (ProtocolError, OSError):
+        return True
+    return any(attempt.number < identity.attempt for attempt in known)
 
 
 def _ended_well(identity: Identity, paths: Paths) -> bool:
@@ -219,15 +273,6 @@ def _ended_well(identity: Identity, paths: Paths) -> bool:
 
     path = Path(paths.state_dir, attempts.file_name(identity.job_id))
     return attempts.ended_well(path, identity.job_id, identity.attempt - 1)
-
-
-def _has_session(path: str) -> bool:
-    """Whether a session has written its status, and so takes the signals itself."""
-    from pathlib import Path
-
-    from slurm_ft import status
-
-    return bool(path) and status.exists(Path(path))
 
 
 def _has_left(path: str) -> bool:

@@ -11,11 +11,16 @@ from __future__ import annotations
 import os
 
 _END = "end"
+_LEAD = "lead"
+_STOP = "stop"
 _DECISION = "decision"
 _HOOK = "hook"
 _STATUS = "status"
 _DONE = "done"
-_KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE)
+_KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE, _LEAD, _STOP)
+# Rank 0 leads in term 0; whoever takes over, in the next. More deaths than that are no accident.
+MOST_TERMS = 3
+_MOST_WORDS = 400
 
 
 class Marks:
@@ -54,6 +59,66 @@ class Marks:
                 if code.isdigit():
                     found[int(rank)] = int(code)
         return found
+
+    def beat(self, term: int) -> None:
+        """Say that whoever leads is alive.
+
+        Only the time of the file changes, which takes no room on a disk that is full.
+        """
+        if not self._directory:
+            return
+        path = self._path(_LEAD, f"-{term}")
+        try:
+            os.utime(path)
+        except FileNotFoundError:
+            self._write(path, "")
+        except OSError:
+            return
+
+    def last_beat(self) -> tuple[int, int | None]:
+        """The newest term, and a number that changes with each beat of whoever leads in it.
+
+        ``None`` where nobody has ever said to lead. Opened and not only looked at: on NFS that asks
+        the server.
+        """
+        for term in reversed(range(MOST_TERMS)):
+            try:
+                opened = os.open(self._path(_LEAD, f"-{term}"), os.O_RDONLY | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                return term, os.fstat(opened).st_mtime_ns
+            except OSError:
+                continue
+            finally:
+                os.close(opened)
+        return 0, None
+
+    def claim(self, term: int) -> bool:
+        """Begin to lead in a term; false where another rank was faster, or nothing can be written.
+
+        A file system makes a file for one of several who ask at once.
+        """
+        return bool(self._directory) and self._create(self._path(_LEAD, f"-{term}"), "")
+
+    def stop(self, rank: int, code: int, why: str) -> bool:
+        """Say that a rank could not start, so that no other waits for it.
+
+        False where another rank was faster, or nobody can be told.
+        """
+        text = f"{rank} {code} {' '.join(why.split())[:_MOST_WORDS]}"
+        return bool(self._directory) and self._create(self._path(_STOP), text)
+
+    def stopped(self) -> tuple[int, int, str] | None:
+        """Rank, exit code and words of the one that could not start; ``None`` where all could."""
+        if not self._directory:
+            return None
+        text = self._read(self._path(_STOP), 2 * _MOST_WORDS)
+        rank, _, rest = text.partition(" ")
+        code, _, why = rest.partition(" ")
+        if rank.isdigit() and code.isdigit() and why:
+            return int(rank), int(code), why
+        return None
 
     def decide(self, requeued: bool) -> None:
         """Say that rank 0 has decided."""
@@ -109,10 +174,19 @@ class Marks:
             # Without this mark somebody waits to a limit, which is no reason to fail.
             return
 
-    def _read(self, path: str) -> str:
+    def _create(self, path: str, text: str) -> bool:
+        """Make a file that is not there yet; false where it is, or cannot be."""
         try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                return file.read(16).strip()
+            with open(path, "x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+        except OSError:
+            return False
+        return True
+
+    def _read(self, path: str, most: int = 16) -> str:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                return file.read(most).strip()
         except OSError:
             return ""
 

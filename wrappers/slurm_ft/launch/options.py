@@ -8,6 +8,7 @@ form goes; what belongs together is checked where it is used.
 
 from __future__ import annotations
 
+from slurm_ext.domain.amount import parse_bytes
 from slurm_ft import variables
 from slurm_ft.launch.errors import UsageError
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 DEFAULT_SPOOL = "/var/spool/slurm-ext"
 DEFAULT_SIGNALS = "USR2,TERM"
+_LARGEST_CODE = 255
 
 
 class Option:
@@ -103,6 +105,14 @@ OPTIONS = (
         "auto",
     ),
     Option(
+        "checkpoint-quota",
+        "BYTES",
+        "What the checkpoints of the job may take together, such as 200G: older ones are deleted"
+        " early to make room, the last complete one never. A save that does not fit beside it"
+        " fails, and the job goes on. Blocks of --block-store do not count. Default: no bound.",
+        variables.CHECKPOINT_QUOTA,
+    ),
+    Option(
         "ft-arg",
         "TEMPLATE",
         "One more argument for the command, such as --local-batch={local_batch}. {NAME=VALUE} gives"
@@ -156,6 +166,13 @@ OPTIONS = (
         " with several GPUs.",
         variables.LAUNCHER,
         "auto",
+    ),
+    Option(
+        "after",
+        "CODE",
+        "In place of a command, as the last line of a batch script: what srun ft-run ended with."
+        " Where no ft-run of the step was left to decide (Slurm had killed the step), the job is"
+        " requeued from here if it may be. Ends with CODE. With the options of that ft-run.",
     ),
     Option("verbose", "", "Tell on stderr what was decided and why."),
     Option("version", "", "Tell the release."),
@@ -263,9 +280,13 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
         values["requeue"] = "never"
     for name in ("requeue", "launcher"):
         _check_choice(name, values[name], places[name])
+    if values["after"]:
+        _check_after(values["after"], argv[at:])
     for name in ("grace", "collective-timeout"):
         if values[name]:
             to_seconds(values[name], places[name])
+    if values["checkpoint-quota"]:
+        _check_quota(values["checkpoint-quota"], places["checkpoint-quota"])
     _check_interval(values["checkpoint-interval"], places["checkpoint-interval"])
     return Options(values, frozenset(given), places, tuple(ft_args), tuple(argv[at:]))
 
@@ -275,10 +296,26 @@ def _is_option(word: str, option: Option) -> bool:
     return not option.many and word.startswith("--") and word[2:].partition("=")[0] in _BY_NAME
 
 
+def _check_after(text: str, command: Sequence[str]) -> None:
+    if not (text.isascii() and text.isdigit() and int(text) <= _LARGEST_CODE):
+        raise UsageError(f"--after={text}: no exit code; write --after=$? behind srun")
+    if command:
+        raise UsageError(
+            f"--after={text} runs no command, and {command[0]!r} is one; write it behind srun"
+        )
+
+
 def _check_choice(name: str, text: str, place: str) -> None:
     choices = _BY_NAME[name].metavar.split("|")
     if text not in choices:
         raise UsageError(f"{place}={text}: not one of {', '.join(choices)}")
+
+
+def _check_quota(text: str, place: str) -> None:
+    try:
+        parse_bytes(text)
+    except ValueError as exc:
+        raise UsageError(f"{place}={text}: {exc}; write a number, or one as in 200G") from exc
 
 
 def _check_interval(text: str, place: str) -> None:

@@ -76,12 +76,12 @@ def start(
                     os._exit(128 + signal.SIGKILL)
             if stdout is not None:
                 os.dup2(stdout, 1)
-            for number_ignored in ignored:
-                signal.signal(number_ignored, signal.SIG_IGN)
             # Python ignores these for itself; a program expects the usual meaning.
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+            for number_ignored in ignored:
+                signal.signal(number_ignored, signal.SIG_IGN)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(argv[0], list(argv), dict(environment))
         except OSError as exc:

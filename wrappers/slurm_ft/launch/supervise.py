@@ -20,7 +20,7 @@ from slurm_ft.launch.waiting import FROM_KERNEL, wait_signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 # What ft-run keeps of the time until SIGKILL for reading Slurm's record and requeueing.
 MARGIN_S = 5.0
@@ -44,10 +44,11 @@ class Ending:
 
     ``asked`` is the first signal that meant "save and come back", ``asked_s`` when it came.
     ``forced`` says that ft-run killed the program, ``stopped`` that it ended it after the hook.
-    ``hook`` is the hook's exit code, ``None`` where none ran.
+    ``hook`` is the hook's exit code, ``None`` where none ran. ``told`` is why another rank could
+    not start, where the program was ended for that; the code is that rank's then.
     """
 
-    __slots__ = ("asked", "asked_s", "code", "ended_s", "forced", "hook", "stopped")
+    __slots__ = ("asked", "asked_s", "code", "ended_s", "forced", "hook", "stopped", "told")
 
     def __init__(self) -> None:
         self.code = 0
@@ -57,6 +58,7 @@ class Ending:
         self.forced = False
         self.stopped = False
         self.hook: int | None = None
+        self.told = ""
 
 
 class Orders:
@@ -65,7 +67,8 @@ class Orders:
     ``hook`` is the command of --on-preempt where this rank runs it; ``hook_elsewhere`` the file
     that rank 0 writes when its own has ended, where this rank waits for it instead.
     ``has_left`` is asked about the session under a launcher, which may start its ranks again.
-    ``heard`` is called once per signal of ``signals``, before anything is waited for.
+    ``heard`` is called once per signal of ``signals``, before anything is waited for; ``look``
+    every ``look_s`` seconds, whatever happens.
     """
 
     __slots__ = (
@@ -78,6 +81,8 @@ class Orders:
         "hook_elsewhere",
         "hook_written",
         "launcher",
+        "look",
+        "look_s",
         "own_group",
         "signals",
     )
@@ -96,6 +101,8 @@ class Orders:
         own_group: bool = True,
         has_left: Callable[[], bool] | None = None,
         heard: Callable[[Supervisor], None] | None = None,
+        look: Callable[[Supervisor], None] | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
         self.signals = signals
         self.environment = environment
@@ -108,6 +115,8 @@ class Orders:
         self.own_group = own_group
         self.has_left = has_left
         self.heard = heard
+        self.look = look
+        self.look_s = look_s
 
 
 def block(signals: Sequence[signal.Signals]) -> set[signal.Signals]:
@@ -144,6 +153,7 @@ class Supervisor:
         self._hook_pid = 0
         self._waits_for_hook = False
         self._left_at: float | None = None
+        self._looked_at = time.monotonic()
 
     # -- from outside ------------------------------------------------------------------------------
 
@@ -154,10 +164,12 @@ class Supervisor:
         environment: Mapping[str, str] | None = None,
         *,
         capture: bool = True,
+        ignored: Iterable[int] = (),
     ) -> int:
         """Run a command beside the program; ``then(exit code, its output)`` when it has ended.
 
         What is captured has to fit into a pipe: a command that writes more would wait for ever.
+        ``ignored`` are signals that it begins with ignoring: Slurm sends them to it as well.
         Returns its process id. Raises CommandError where it cannot be executed.
         """
         ends = os.pipe2(os.O_CLOEXEC) if capture else None
@@ -166,6 +178,7 @@ class Supervisor:
                 argv,
                 os.environ if environment is None else environment,
                 mask=self._mask,
+                ignored=ignored,
                 prctl=self._prctl,
                 stdout=ends[1] if ends else None,
             )
@@ -183,10 +196,18 @@ class Supervisor:
         """Kill the program at this time (of `time.monotonic`) unless that is decided earlier."""
         self.kill_at = at if self.kill_at is None else min(self.kill_at, at)
 
+    def end(self, code: int, told: str) -> None:
+        """End the program, which waits for a rank that will never come."""
+        if self._status is None and not self.ending.told:
+            self.ending.code, self.ending.told = code, told
+            self._stop()
+
     def run(self) -> Ending:
         """Return when the program has ended, and the hook if one was run."""
         while not self._over():
             info = wait_signal(self._waited, self._patience())
+            if self.orders.look is not None:
+                self._look(self.orders.look)
             if info is None:
                 self._expire()
             elif info.si_signo == signal.SIGCHLD:
@@ -223,9 +244,17 @@ class Supervisor:
             own.update(processes.descendants(pid))
         return [pid for pid in processes.descendants(os.getpid()) if pid not in own]
 
+    def _look(self, look: Callable[[Supervisor], None]) -> None:
+        now = time.monotonic()
+        if now - self._looked_at >= self.orders.look_s:
+            self._looked_at = now
+            look(self)
+
     def _patience(self) -> float:
         """Seconds until something has to be looked at without a signal."""
         wait = LOOK_S
+        if self.orders.look is not None:
+            wait = min(wait, self.orders.look_s)
         if self.kill_at is not None:
             wait = max(0.0, self.kill_at - time.monotonic())
         if self.ending.asked is not None:
@@ -270,7 +299,8 @@ class Supervisor:
                 return
             if pid == self.pid:
                 self._status = status
-                self.ending.code = processes.exit_code(status)
+                if not self.ending.told:
+                    self.ending.code = processes.exit_code(status)
             elif pid in self._commands:
                 read_end, then = self._commands.pop(pid)
                 text = b"" if read_end is None else _drain(read_end)

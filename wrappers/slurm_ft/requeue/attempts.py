@@ -113,6 +113,7 @@ def with_status(attempt: Attempt, status: Status | None) -> Attempt:
         saved_step=status.saved_step,
         save_s=status.save_s,
         stall_s=status.stall_s,
+        paused_s=status.paused_s,
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_ext.domain.attempt import Cause
+from slurm_ext.domain.pausing import PAUSE_NOTE, read_paused
 from slurm_ft import status as words
 from slurm_ft.exits import ASKS_FOR_REQUEUE
 from slurm_ft.requeue.record import JobRecord
@@ -86,6 +87,9 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
         if why in _GIVEN_UP:
             return Cause.LOST_PEER, f"{why}{note}"
         if why == words.ASKED:
+            paused = read_paused(evidence.status.note.removeprefix(PAUSE_NOTE))
+            if paused is not None:
+                return Cause.OPERATOR, paused.words
             return Cause.DAEMON, f"{why}{note}"
         if why == words.STUCK and not evidence.asked:
             return Cause.NO_PROGRESS, f"{why}{note}"

@@ -17,9 +17,6 @@ from slurm_ft.requeue.record import JobRecord
 # An attempt that ended within this time of its start did not get anywhere: it counts as one
 # without progress where the program does not tell what it saved.
 SHORT_ATTEMPT_S = 60.0
-# Requeues that follow a short attempt are asked to wait, twice as long each time.
-FIRST_DELAY_S = 60.0
-LONGEST_DELAY_S = 3600.0
 
 
 class By(StrEnum):
@@ -59,11 +56,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The decision. ``delay_s`` is for how long the job should not start again (0 = at once)."""
+    """The decision.
+
+    When the job starts again is not decided here: Slurm keeps it back for some time, and the
+    daemon for longer after each requeue too many (its cool-down).
+    """
 
     by: By
     reason: str
-    delay_s: float = 0.0
 
     @property
     def requeued(self) -> bool:
@@ -107,9 +107,7 @@ def decide(case: Case) -> Answer:
     refusal = refusal or _refusal(case)
     if refusal:
         return Answer(By.NOBODY, f"{case.words}; {refusal}")
-    delay_s = _delay(case.attempts)
-    later = f"; should not start within {delay_s:.0f} s, as it ended soon after its start"
-    return Answer(By.FT_RUN, case.words + (later if delay_s else ""), delay_s)
+    return Answer(By.FT_RUN, case.words)
 
 
 def _from_zero(case: Case) -> str:
@@ -182,7 +180,10 @@ def _used(case: Case) -> int:
 
 
 def _without_progress(attempts: Sequence[Attempt]) -> int:
-    """Attempts at the end of the list that saved nothing new."""
+    """Attempts at the end of the list that saved nothing new.
+
+    One that was paused has lost its time to somebody's wish, not to itself.
+    """
     count = 0
     for attempt in reversed(attempts):
         if attempt.saved_step is not None:
@@ -190,18 +191,9 @@ def _without_progress(attempts: Sequence[Attempt]) -> int:
                 break
         elif attempt.restored_step is None and not _short(attempt):
             break  # it does not tell; a long one is believed
-        count += 1
+        count += not attempt.paused_s
     return count
 
 
 def _short(attempt: Attempt) -> bool:
     return attempt.ended_s is not None and attempt.ended_s - attempt.started_s < SHORT_ATTEMPT_S
-
-
-def _delay(attempts: Sequence[Attempt]) -> float:
-    short = 0
-    for attempt in reversed(attempts):
-        if not _short(attempt):
-            break
-        short += 1
-    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2 ** (short - 2)) if short > 1 else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from slurm_ft.launch.marks import Marks
@@ -76,3 +77,41 @@ def test_jobs_that_share_a_directory_believe_their_own_marks_only(tmp_path: Path
     assert mine.ends() == {}
     assert not mine.decided()
     assert mine.status(0) != other.status(0)
+
+
+def test_whoever_leads_gives_signs_of_life(tmp_path: Path):
+    marks = Marks(str(tmp_path), "77", 1, 0)
+    assert marks.last_beat() == (0, None)
+    marks.beat(0)
+    path = tmp_path / "lead-77-1-0-0"
+    os.utime(path, ns=(5, 5))
+    assert marks.last_beat() == (0, 5)
+    marks.beat(0)
+    term, beat = marks.last_beat()
+    assert (term, beat != 5) == (0, True)
+    # A sign of life needs no room: a full disk is no death.
+    assert path.stat().st_size == 0
+
+
+def test_one_of_several_ranks_begins_to_lead(tmp_path: Path):
+    marks = [Marks(str(tmp_path), "77", 1, 0) for _ in range(3)]
+    marks[0].beat(0)
+    assert [m.claim(1) for m in marks] == [True, False, False]
+    assert marks[0].last_beat()[0] == 1
+    # Another step and another attempt have leaders of their own.
+    assert Marks(str(tmp_path), "77", 1, 1).claim(1)
+    assert Marks(str(tmp_path), "77", 2, 0).claim(1)
+    assert not Marks("", "77", 2, 0).claim(1)
+
+
+def test_the_first_rank_that_could_not_start_speaks(tmp_path: Path):
+    marks = Marks(str(tmp_path), "77", 1, 0)
+    assert marks.stopped() is None
+    assert marks.stop(3, 127, "no\nsuch  file")
+    assert not marks.stop(4, 126, "other")
+    assert marks.stopped() == (3, 127, "no such file")
+    assert Marks(str(tmp_path), "77", 2, 0).stopped() is None
+    # Being written, or nonsense.
+    for text in ("", "3", "3 127", "x 127 why"):
+        (tmp_path / "stop-77-1-0").write_text(text)
+        assert marks.stopped() is None

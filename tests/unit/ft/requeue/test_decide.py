@@ -22,6 +22,7 @@ from slurm_ft.status import Status
 RECORD = JobRecord(1, "RUNNING", "None", 0, True, True, "main", start_s=1000.0, end_s=None)
 SESSION = Status(attempt=0, rank=0, pid=1, at_s=0.0, saved_step=5, restored_step=0)
 LEFT = replace(SESSION, leaving=words.SIGNALLED)
+PAUSED = {"leaving": words.ASKED, "note": "pause: paused by alice for 600 s"}
 
 
 def evidence(**more: Any) -> Evidence:
@@ -115,6 +116,7 @@ def evidence(**more: Any) -> Evidence:
             Cause.LOST_PEER,
         ),
         (evidence(code=exits.REQUEUE, status=replace(LEFT, leaving=words.ASKED)), Cause.DAEMON),
+        (evidence(code=exits.REQUEUE, status=replace(LEFT, **PAUSED)), Cause.OPERATOR),
         (
             evidence(code=exits.ABANDONED, status=replace(LEFT, leaving=words.STUCK)),
             Cause.NO_PROGRESS,
@@ -365,15 +367,29 @@ def test_attempts_that_saved_nothing_new_end_the_job():
     assert decide(replace(stuck, cause=Cause.PREEMPTED, preempt_mode="REQUEUE")).requeued
 
 
-def test_a_requeue_soon_after_the_start_is_asked_to_wait_longer_each_time():
-    delays = []
-    for count in range(1, 9):
-        short = [replace(a, ended_s=a.started_s + 5) for a in attempts(*[Cause.LOST_PEER] * count)]
-        limits = {**DEFAULT_LIMITS, Cause.LOST_PEER: None}
-        answer = decide(case(Cause.LOST_PEER, attempts=short, limits=limits))
-        assert (answer.delay_s > 0) == ("should not start within" in answer.reason)
-        delays.append(answer.delay_s)
-    assert delays == [0, 60, 120, 240, 480, 960, 1920, 3600]
+def test_an_attempt_that_a_pause_has_swallowed_is_not_to_blame():
+    """Neither does it make good for the others: what counts is what went on without a pause."""
+    stuck = attempts(*[Cause.TIME_LIMIT] * 3, saved=False)
+    swallowed = tuple(replace(a, paused_s=500.0 * (a.number == 1)) for a in stuck)
+    assert decide(case(Cause.TIME_LIMIT, attempts=swallowed)).requeued
+    more = attempts(*[Cause.TIME_LIMIT] * 4, saved=False)
+    swallowed = tuple(replace(a, paused_s=500.0 * (a.number == 1)) for a in more)
+    assert "3 attempts in a row" in decide(case(Cause.TIME_LIMIT, attempts=swallowed)).reason
+
+
+def test_a_pause_is_its_owner_s_and_says_so():
+    found = evidence(status=replace(LEFT, **PAUSED))
+    assert classify(found) == (Cause.OPERATOR, "paused by alice for 600 s")
+    moved = replace(LEFT, leaving=words.ASKED, note="pause: everything is saved")
+    assert classify(evidence(status=moved))[0] is Cause.DAEMON
+
+
+def test_an_answer_tells_nothing_of_when_the_job_starts_again():
+    """Slurm's own delay and the daemon's cool-down decide that, whatever a reason would promise."""
+    limits = {**DEFAULT_LIMITS, Cause.LOST_PEER: None}
+    short = [replace(a, ended_s=a.started_s + 5) for a in attempts(*[Cause.LOST_PEER] * 5)]
+    answer = decide(case(Cause.LOST_PEER, attempts=short, limits=limits))
+    assert (answer.by, answer.reason) == (By.FT_RUN, "why")
 
 
 def test_limits():
