@@ -1,21 +1,25 @@
 """``slurm-ext pause JOBID``: all ranks of a running job hold together, or all go on.
 
 The request goes to the job's own ft-run through a file, which wakes it by a signal through Slurm
-that harms no program; ft-run answers through a file. Slurm is asked for the job's owner, where the
-job is somebody else's, and with ``--release=job`` for its state.
+that harms no program; ft-run answers through a file. Slurm is asked for the job's state first, so
+that nobody waits for the answer of a job that does not run, and for the owner of somebody else's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import pwd
 import re
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from slurm_ext.cli import standing
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import read_cluster
+from slurm_ext.domain.attempt import Attempt
 from slurm_ext.domain.errors import (
     DataError,
     ProtocolError,
@@ -23,7 +27,7 @@ from slurm_ext.domain.errors import (
     SourceMissingError,
 )
 from slurm_ext.domain.pausing import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk, Rung
-from slurm_ext.domain.spans import span
+from slurm_ext.domain.spans import moment, span
 from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.slurm.cli_backend import CliBackend
 from slurm_ext.slurm.process import CommandRunner
@@ -41,6 +45,9 @@ _BEYOND_S = 300.0
 _PENDING_S = 90.0
 # One in which the request is just missed, one that may be skipped, and the one that sees it.
 _CYCLES = 3.0
+# For what only adds words, or what ft-run finds out by itself: a controller that is away answers
+# nothing, and a signal to a suspended job waits for its end.
+_SOON_S = 5.0
 _AS_ROOT = "start it, or ask as root or as the daemon's user"
 
 
@@ -57,21 +64,18 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--for",
         dest="hold",
         metavar="TIME",
-        default="10m",
-        help="resume by itself after this time, e.g. 90s, 10m, 2h, or as Slurm writes times"
-        " (default: 10m)",
+        help="resume by itself after this time, e.g. 90s, 10m, 2h, or as Slurm writes times, where"
+        " a bare number is minutes (default: 10m)",
     )
     parser.add_argument(
         "--release",
         choices=[rung.value for rung in Rung],
-        default=Rung.MEMORY.value,
         help="what is given back meanwhile; job saves, requeues the job and keeps it from starting"
         " for the time of --for (default: memory)",
     )
     parser.add_argument(
         "--timeout",
         metavar="TIME",
-        default="60s",
         help="how long a rank may take to come to the end of a step (default: 60s)",
     )
     parser.add_argument("--status", action="store_true", help="tell about the last pause instead")
@@ -90,16 +94,26 @@ def add_place(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, and tell how it went; 1 where the job is not paused."""
     job_id = check_job(args.job)
+    given = {"--for": args.hold, "--release": args.release, "--timeout": args.timeout}
+    if args.status and (unused := [name for name, value in given.items() if value is not None]):
+        raise DataError("--status", f"pauses nothing, so {unused[0]} means nothing", "leave it out")
+    rung = Rung(args.release or Rung.MEMORY.value)
+    hold_s = seconds("--for", args.hold or "10m")
+    wait_s = seconds("--timeout", args.timeout or "60s")
     runner = CommandRunner()
+    found = standing.look(job_id, runner)
+    if args.status and found.state == standing.PENDING:
+        return _tell_pending(args, found, runner)
+    if found.obstacle:
+        print(f"slurm-ext: job {job_id}: {found.obstacle}", file=sys.stderr)
+        return 1
     place, first_s = find_place(args, job_id, runner)
-    rung = Rung(args.release)
-    wait_s, hold_s = seconds("--timeout", args.timeout), seconds("--for", args.hold)
     verb = STATUS if args.status else PAUSE
     ask = asking.new_ask(job_id, verb, rung=rung, wait_s=wait_s, hold_s=hold_s)
     asking.send(place, ask, lambda: wake(job_id, runner))
     if args.status:
         answer = asking.wait(place, ask, lambda _: True, first_s=first_s, limit_s=first_s)
-        return _tell_status(job_id, answer)
+        return _tell_status(job_id, answer, runner, time.time())
     answer = asking.wait(
         place,
         ask,
@@ -109,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if answer is not None and answer.end == End.SAVED:
         return _keep_waiting(job_id, hold_s, runner)
-    return _tell(job_id, ask, answer)
+    return _tell(job_id, ask, answer, runner)
 
 
 def find_place(
@@ -143,10 +157,30 @@ def find_place(
     if not operator:
         raise DataError(
             f"job {job_id}",
-            f"belongs to user {owner}: only that user and operators of Slurm may do that",
+            f"belongs to {_name_of(owner)}: only that user and operators of Slurm may do that",
             "ask one of them (AdminLevel in sacctmgr show user)",
         )
     return asking.operators_place(spool, owner, uid), FIRST_ANSWER_S + _passing_s(spool)
+
+
+def attempts_of(
+    args: argparse.Namespace, job_id: str, runner: CommandRunner
+) -> tuple[Attempt, ...]:
+    """What ft-run kept about the job's attempts; empty where it has not run under ft-run yet."""
+    own = asking.own_place(job_id, args.state_dir, Path.home())
+    if own is not None:
+        return standing.own_attempts(own.asks, job_id)
+    owner = owner_of(job_id, runner)
+    if owner == os.getuid():
+        return ()
+    return standing.told_attempts(Path(load_config(args.config).spool), owner, job_id)
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _passing_s(spool: Path) -> float:
@@ -165,17 +199,25 @@ def _passing_s(spool: Path) -> float:
 
 
 def owner_of(job_id: str, runner: CommandRunner) -> int:
-    """User id of the job's owner, by Slurm."""
-    text = runner.run(["squeue", "-h", "-j", job_id, "-o", "%U"]).stdout.split()
-    if not text or not text[0].isdigit():
+    """User id of the job's owner, by Slurm. Raises DataError for what is no single job there."""
+    rows = runner.run(["squeue", "-h", "-j", job_id, "-o", "%U %i"]).stdout.splitlines()
+    fields = [row.split() for row in rows if row.strip()]
+    if not fields or not fields[0][0].isdigit():
         raise DataError(f"job {job_id}", "is not in the queue", "only a running job can be paused")
-    return int(text[0])
+    names = [row[1] for row in fields if len(row) > 1]
+    if names and names != [job_id]:
+        raise DataError(
+            f"job {job_id}",
+            f"is {', '.join(names[:4])}{' and more' if len(names) > 4 else ''} to Slurm",
+            "name one task of the array, as in 123_4",
+        )
+    return int(fields[0][0])
 
 
 def wake(job_id: str, runner: CommandRunner) -> None:
     """SIGCONT does nothing to a program that runs; ft-run's helper looks for requests at once."""
     try:
-        runner.run(["scancel", "--signal=CONT", job_id])
+        runner.run(["scancel", "--signal=CONT", job_id], timeout_s=_SOON_S)
     except SlurmCommandError as exc:
         # ft-run finds the request by itself, only later.
         print(f"slurm-ext: warning: the job cannot be woken: {exc}", file=sys.stderr)
@@ -190,7 +232,7 @@ def check_job(text: str) -> str:
 
 def seconds(option: str, text: str) -> float:
     """A time as people write it, or as Slurm does."""
-    short = _TIME.match(text)
+    short, longest = _TIME.match(text), span(LONGEST_HOLD_S)
     try:
         found = float(short[1]) * _UNITS[short[2]] if short else float(parse_walltime(text))
     except ValueError as exc:
@@ -199,17 +241,46 @@ def seconds(option: str, text: str) -> float:
         ) from exc
     if not 0 < found <= LONGEST_HOLD_S:
         raise DataError(
-            f"{option}={text}", "is out of bounds", f"give at most {span(LONGEST_HOLD_S)}"
+            f"{option}={text}", "is out of bounds", f"give more than 0 and at most {longest}"
         )
     return found
 
 
-def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None) -> int:
-    if answer is None:
+def silence(job_id: str, runner: CommandRunner) -> str:
+    """What is said where nobody answers: a job that does not run cannot."""
+    try:
+        done = runner.run(
+            ["squeue", "-h", "-j", job_id, "-o", "%T"], timeout_s=_SOON_S, check=False
+        )
+    except SlurmCommandError:
+        return "nobody answers. Does it run under ft-run?"
+    states = sorted(set(done.stdout.split()))
+    if done.rc:
+        return f"nobody answers: {done.stderr.strip()[:200]}"
+    if states == ["RUNNING"]:
+        return "nobody answers. Does it run under ft-run?"
+    return f"nobody answers: it is {' and '.join(states) or 'not in the queue'}"
+
+
+def _warn_of_limit(job_id: str, hold_s: float, runner: CommandRunner) -> None:
+    """A pause stops no clock of Slurm's."""
+    try:
+        text = runner.run(["squeue", "-h", "-j", job_id, "-o", "%L"], timeout_s=_SOON_S).stdout
+        left_s = parse_walltime(text.strip())
+    except (SlurmCommandError, ValueError):
+        return  # not known, or without a limit
+    if left_s < hold_s:
         print(
-            f"slurm-ext: job {job_id}: nobody answers; it is not paused. Does it run under ft-run?",
+            f"slurm-ext: warning: job {job_id} comes to its time limit in {span(left_s)}, before"
+            " the pause is over; a pause does not stop that clock",
             file=sys.stderr,
         )
+
+
+def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None, runner: CommandRunner) -> int:
+    if answer is None:
+        words = silence(job_id, runner)
+        print(f"slurm-ext: job {job_id}: not paused; {words}", file=sys.stderr)
         return 1
     if answer.stage == "held" and not answer.end:
         took = "" if answer.paused_s is None else f" after {answer.paused_s:.2f} s"
@@ -217,6 +288,7 @@ def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None) -> int:
             f"job {job_id}: all ranks are paused{took}; they go on in {span(ask.hold_s)}, or by"
             f" slurm-ext resume {job_id}"
         )
+        _warn_of_limit(job_id, ask.hold_s, runner)
         return 0
     word = {
         End.ABORTED.value: "rolled back, the job goes on",
@@ -230,16 +302,55 @@ def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None) -> int:
     return 1
 
 
-def _tell_status(job_id: str, answer: PauseAnswer | None) -> int:
+def _tell_status(job_id: str, answer: PauseAnswer | None, runner: CommandRunner, now: float) -> int:
     if answer is None:
-        print(f"slurm-ext: job {job_id}: nobody answers", file=sys.stderr)
+        print(f"slurm-ext: job {job_id}: {silence(job_id, runner)}", file=sys.stderr)
         return 1
+    for line in status_lines(job_id, answer, now):
+        print(line)
+    return 0
+
+
+def status_lines(job_id: str, answer: PauseAnswer, now: float) -> Iterator[str]:
+    """The pause under way, or what became of the last one of this attempt."""
     if answer.stage == "none":
-        print(f"job {job_id}: no pause so far")
-    else:
-        state = answer.end or answer.stage
-        reason = f": {answer.reason}" if answer.reason else ""
-        print(f"job {job_id}: pause {answer.epoch} {state}{reason}")
+        yield f"job {job_id}: no pause in this attempt"
+        return
+    number = f"pause {answer.epoch}" if answer.epoch else "the last request"
+    reason = f": {answer.reason}" if answer.reason else ""
+    if answer.end:
+        by = f" by {answer.by}" if answer.by else ""
+        yield f"job {job_id}: {number}{by}: {answer.end}{reason}"
+        return
+    if answer.stage != "held" or answer.since_s is None:
+        yield f"job {job_id}: {number} {answer.stage}{reason}"
+        return
+    step = "" if answer.step is None else f" after step {answer.step}"
+    yield (
+        f"job {job_id}: {number}: all ranks are paused{step} since {moment(answer.since_s, now)},"
+        f" by {answer.by or 'the user'}, release={answer.rung}"
+    )
+    if answer.until_s is not None:
+        yield (
+            f"job {job_id}: they go on at {moment(answer.until_s, now)}, in"
+            f" {span(max(0.0, answer.until_s - now))}, or by slurm-ext resume {job_id}"
+        )
+
+
+def _tell_pending(args: argparse.Namespace, found: standing.Standing, runner: CommandRunner) -> int:
+    job_id = found.job_id
+    left = standing.last_pause(attempts_of(args, job_id, runner))
+    if left is None:
+        print(f"job {job_id}: {found.obstacle}; no pause has put its start off")
+        return 0
+    attempt, paused = left
+    assert attempt.ended_s is not None
+    at = moment(attempt.ended_s + paused.hold_s, time.time())
+    step = "" if attempt.saved_step is None else f" at step {attempt.saved_step}"
+    print(
+        f"job {job_id}: {paused.words}: saved{step} and requeued; it starts at {at} at the"
+        f" earliest, or by slurm-ext resume {job_id}"
+    )
     return 0
 
 

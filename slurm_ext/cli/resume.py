@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurm_ext.cli.pause import add_place, check_job, find_place, wake
+from slurm_ext.cli import standing
+from slurm_ext.cli.pause import add_place, attempts_of, check_job, find_place, silence, wake
 from slurm_ext.domain.pausing import RESUME
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.pause import asking
@@ -31,11 +32,12 @@ def run(args: argparse.Namespace) -> int:
     """Ask, and tell how it went; 1 where the job does not go on."""
     job_id = check_job(args.job)
     runner = CommandRunner()
-    state = runner.run(["squeue", "-h", "-j", job_id, "-o", "%T"]).stdout.split()
-    if state == ["PENDING"]:
-        runner.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
-        print(f"job {job_id}: may start")
-        return 0
+    found = standing.look(job_id, runner)
+    if found.state == standing.PENDING:
+        return _let_start(args, found, runner)
+    if found.obstacle:
+        print(f"slurm-ext: job {job_id}: {found.obstacle}", file=sys.stderr)
+        return 1
     place, first_s = find_place(args, job_id, runner)
     ask = asking.new_ask(job_id, RESUME)
     asking.send(place, ask, lambda: wake(job_id, runner))
@@ -47,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         limit_s=_UP_S,
     )
     if answer is None:
-        print(f"slurm-ext: job {job_id}: nobody answers", file=sys.stderr)
+        print(f"slurm-ext: job {job_id}: {silence(job_id, runner)}", file=sys.stderr)
         return 1
     if answer.end in (End.RESUMED, End.ABORTED):
         print(f"job {job_id}: all ranks go on")
@@ -55,3 +57,30 @@ def run(args: argparse.Namespace) -> int:
     words = answer.reason or answer.end or answer.stage
     print(f"slurm-ext: job {job_id}: {words}", file=sys.stderr)
     return 1
+
+
+def _let_start(args: argparse.Namespace, found: standing.Standing, runner: CommandRunner) -> int:
+    """Bring a start forward that a pause has put off, and no other: that one is not ours."""
+    job_id = found.job_id
+    if standing.last_pause(attempts_of(args, job_id, runner)) is None:
+        hint = (
+            f"scontrol release {job_id}"
+            if found.held
+            else f"scontrol update JobId={job_id} StartTime=now brings a later start forward"
+        )
+        because = f" ({found.reason})" if found.reason else ""
+        print(
+            f"slurm-ext: job {job_id}: is pending{because}, and no pause has put its start off;"
+            f" nothing is changed ({hint})",
+            file=sys.stderr,
+        )
+        return 1
+    runner.run(["scontrol", "update", f"JobId={job_id}", "StartTime=now"])
+    if found.held:
+        print(
+            f"job {job_id}: its start is not put off any more, but it is held ({found.reason}):"
+            f" scontrol release {job_id}"
+        )
+    else:
+        print(f"job {job_id}: may start")
+    return 0

@@ -62,9 +62,9 @@ def test_another_user_can_neither_pause_nor_resume(ranks: Cluster, desk: ft.Desk
         done = ranks.exec(["slurm-ext", verb, str(job.id)], user="bob", check=False)
         assert done.rc == 1
     # The key is nobody else's to read.
-    state = f"{ft.HOME}/.slurm-ext/state"
-    done = ranks.exec(["sh", "-c", f"cat {state}/*-{job.id}/pause-0.key"], user="bob", check=False)
-    assert done.rc != 0
+    key = ["sh", "-c", f"cat {ft.HOME}/.slurm-ext/state/*-{job.id}/pause-0.*key"]
+    assert '"key"' in ranks.exec(key, user="alice").stdout
+    assert ranks.exec(key, user="bob", check=False).rc != 0
     job.assert_completed(120)
     assert job.restarts == 0
 
@@ -87,6 +87,7 @@ def test_gpus_given_back_and_resumed(ranks: Cluster, desk: ft.Desk) -> None:
     assert job.restarts == 1
     first, second = job.attempts()
     assert second.restored_step == first.saved_step
+    assert (first.cause, first.reason) == (Cause.OPERATOR, "paused by alice for 3600 s")
 
 
 @pytest.mark.timeout(300)

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 
 import slurm_ft
 from slurm_ft import variables
-from slurm_ft.pause.address import Address, address_path, read_address
+from slurm_ft.pause.address import Address, address_path, read_address, step_of
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.table import StoreLostError
 from slurm_ft.session.agreement import Kind
@@ -36,9 +36,13 @@ def nothing(rank: int, step: int) -> None:
 
 @contextmanager
 def served(
-    state_dir: Path, collective_s: float, attempt: int = 0
+    state_dir: Path,
+    collective_s: float,
+    attempt: int = 0,
+    more: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The helper process of ft-run, until the block ends."""
+    """The helper process of ft-run, until the block ends; ``more`` is for its environment."""
+    environ = {**os.environ, **(more or {})}
     process = subprocess.Popen(
         [
             sys.executable,
@@ -52,10 +56,11 @@ def served(
             f"--collective-timeout={collective_s}",
             f"--move-limit={MOVE_S:g}",
         ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+        env={**environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
+    path = address_path(state_dir, attempt, step_of(environ))
     try:
-        until(lambda: address_path(state_dir, attempt).exists(), 20.0, "the store to listen")
+        until(path.exists, 20.0, "the store to listen")
         yield process
     finally:
         process.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,11 @@ import torch
 import torch.distributed as dist
 
 from slurm_ft import exits, variables
+from slurm_ft.pause.address import Address, address_path, write_address
+from slurm_ft.pause.asking import new_ask
 from slurm_ft.pause.client import NetStore
+from slurm_ft.pause.protocol import Rung
+from slurm_ft.pause.requests import answer_path, ask_path, read_answer, write_private
 from slurm_ft.pause.table import StoreLostError
 from tests.wrappers.pause_ranks import (
     address,
@@ -175,6 +180,70 @@ def test_a_dead_store_makes_bound_ranks_exit_for_requeue(tmp_path: Path) -> None
         outcomes = run_ranks(2, train, place, 10_000, COLLECTIVE_S, limit_s=40.0, meanwhile=beside)
     assert [outcome.code for outcome in outcomes] == [exits.UNDECIDED, exits.UNDECIDED]
     assert at_step(place, 0) == steps[0]
+
+
+def test_signals_that_slurm_sends_to_the_whole_step_leave_the_store(tmp_path: Path) -> None:
+    """Preemption, time limit and --signal reach the helper too: the ranks still come back by it."""
+    place = tmp_path / "job"
+    place.mkdir(mode=0o700)
+    ends: list[Any] = []
+    with served(place, COLLECTIVE_S) as server:
+        store = NetStore(address(place))
+
+        def beside(pids: list[int]) -> None:
+            until(lambda: at_step(place, 0) >= 3, 20.0, "step 3")
+            store.pause("nothing", wait_s=10.0, hold_s=60.0, by="test", request_id="a")
+            assert wait_outcome(store, "a", paused, 10.0)["stage"] == "held"
+            for name in ("TERM", "USR2", "INT", "HUP"):
+                # By somebody else than the process that it ends with.
+                subprocess.run(["/bin/sh", "-c", f"kill -{name} {server.pid}"], check=True)
+            for pid in pids:
+                os.kill(pid, signal.SIGUSR2)
+            ends.append(wait_outcome(store, "a", ended, 10.0)["end"])
+
+        outcomes = run_ranks(2, train, place, 10_000, COLLECTIVE_S, limit_s=40.0, meanwhile=beside)
+    assert ends == ["resumed"]
+    assert [outcome.code for outcome in outcomes] == [exits.REQUEUE, exits.REQUEUE]
+
+
+def test_steps_side_by_side_are_not_paused_by_halves(tmp_path: Path) -> None:
+    """A request is a file that only one of two helpers can take."""
+    tmp_path.chmod(0o700)
+    ask = new_ask("7", "pause", rung=Rung.HOLD)
+    with served(tmp_path, COLLECTIVE_S, more={"SLURM_STEP_ID": "0"}):
+        with served(tmp_path, COLLECTIVE_S, more={"SLURM_STEP_ID": "1"}):
+            write_private(ask_path(tmp_path, ask), ask)
+            until(lambda: read_answer(answer_path(tmp_path, ask.id)), 10.0, "an answer")
+            answer = read_answer(answer_path(tmp_path, ask.id))
+            assert answer is not None
+            assert answer.end == "refused"
+            assert "several steps" in answer.reason
+        # The other one has ended; of a killed one the file would be left.
+        left = Address("127.0.0.1", 9, 0, b"k" * 32)
+        write_address(address_path(tmp_path, 0, "1"), left)
+        again = new_ask("7", "pause", rung=Rung.HOLD)
+        write_private(ask_path(tmp_path, again), again)
+        until(lambda: read_answer(answer_path(tmp_path, again.id)), 10.0, "an answer")
+        answer = read_answer(answer_path(tmp_path, again.id))
+        assert answer is not None
+        assert "no rank of this attempt listens" in answer.reason
+
+
+def test_a_controller_that_hangs_does_not_keep_the_store_from_its_ranks(tmp_path: Path) -> None:
+    """Paused ranks leave when their store is silent: a second request must not make it so."""
+    tmp_path.chmod(0o700)
+    (tmp_path / "scontrol").write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep 4\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    more = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    with served(tmp_path, COLLECTIVE_S, more=more):
+        store = NetStore(address(tmp_path), 1.0)
+        ask = new_ask("7", "pause", rung=Rung.JOB)
+        write_private(ask_path(tmp_path, ask), ask)
+        until((tmp_path / "asked").exists, 10.0, "the question to Slurm")
+        while read_answer(answer_path(tmp_path, ask.id)) is None:
+            store.newest()
+            time.sleep(0.05)
+        store.close()
 
 
 def test_without_a_store_a_job_trains_on(tmp_path: Path, unpaused: str) -> None:

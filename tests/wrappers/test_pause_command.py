@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -11,7 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_ext.cli.pause import FIRST_ANSWER_S
+from slurm_ext.domain.attempt import parse_attempts
+from slurm_ext.domain.progress import Progress, parse_progress
 from slurm_ft import exits
+from slurm_ft.launch import processes
 from tests.wrappers.launched import Slurm, await_true, finish
 
 _PROGRAM = """
@@ -39,6 +44,7 @@ _SQUEUE = """#!/bin/sh
 echo "squeue $*" >> "$FAKE/calls"
 case "$*" in
     *%U*) cat "$FAKE/owner" ;;
+    *"-t all"*) cat "$FAKE/standing" ;;
     *) cat "$FAKE/queue" ;;
 esac
 """
@@ -59,6 +65,7 @@ class Job:
         )
         (root / "owner").write_text(f"{os.getuid()}\n")
         (root / "queue").write_text("RUNNING\n")
+        self.stands("RUNNING None 77")
         self.steps = root / "steps"
         self.process = self.slurm.start(
             *("--collective-timeout=30", *options, "--"),
@@ -66,8 +73,17 @@ class Job:
         )
         await_true(lambda: self.step() > 3 and self.served(), "program and its store")
 
+    def stands(self, words: str) -> None:
+        """What Slurm says of the job: state, reason, id."""
+        (self.slurm.root / "standing").write_text(f"{words}\n" if words else "")
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.communicate(timeout=20)
+        await_true(lambda: not self.served(), "end of the helper")
+
     def served(self) -> bool:
-        return (self.slurm.state / "pause-0.key").exists()
+        return any(self.slurm.state.glob("pause-0.*key"))
 
     def step(self) -> int:
         try:
@@ -123,6 +139,33 @@ def test_pause_and_resume(job: Job) -> None:
     assert not list(job.slurm.state.glob("pause-ask-*"))
 
 
+def test_the_daemon_is_told_of_a_pause(tmp_path: Path) -> None:
+    """At once, and not when the next report is due; and that it is over."""
+    (tmp_path / "spool").mkdir()
+    job = Job(tmp_path)
+    path = tmp_path / "spool" / str(os.getuid()) / "progress-77.json"
+
+    def told() -> Progress:
+        return parse_progress(path.read_text(), str(path))
+
+    try:
+        code, _, err = job.command("pause", "77", "--for=10m", "--release=nothing")
+        assert code == 0, err
+        await_true(lambda: told().hold is not None, "word of the pause")
+        hold = told().hold
+        assert hold is not None
+        assert (hold.by, hold.rung) == (getpass.getuser(), "nothing")
+        assert hold.until_s - hold.since_s == pytest.approx(600.0)
+        assert told().step == job.step() + 1
+        code, _, err = job.command("resume", "77")
+        assert code == 0, err
+        await_true(lambda: told().hold is None, "word of the resume")
+        assert told().paused_s > 0.0
+    finally:
+        job.process.kill()
+        job.process.communicate()
+
+
 def test_a_pause_ends_by_itself(job: Job) -> None:
     code, _, err = job.command("pause", "77", "--for=1s", "--release=nothing")
     assert code == 0, err
@@ -138,8 +181,13 @@ def test_the_last_rung_requeues_with_a_later_start(job: Job) -> None:
     assert code == exits.REQUEUE, err
     assert job.slurm.calls("requeue 77") == ["scontrol requeue 77"]
     assert job.slurm.calls("StartTime=now+7200")
+    job.stands("PENDING BeginTime 77")
+    code, out, _ = job.command("pause", "77", "--status")
+    assert code == 0
+    assert f"for 7200 s: saved at step {job.step() + 1} and requeued; it starts at" in out
     code, out, _ = job.command("resume", "77")
     assert code == 0
+    assert "may start" in out
     assert job.slurm.calls("update JobId=77 StartTime=now")[-1].endswith("StartTime=now")
 
 
@@ -178,6 +226,69 @@ def test_a_signal_while_paused_saves_and_requeues(job: Job) -> None:
     job.process.send_signal(signal.SIGUSR2)
     code, _, err = finish(job.process)
     assert code == exits.REQUEUE, err
+
+
+def everybody(job: Job) -> list[int]:
+    """ft-run, its program and its helper: what Slurm gives a signal to."""
+    return [job.process.pid, *processes.descendants(job.process.pid)]
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR2"])
+def test_a_signal_to_the_whole_step_while_paused_loses_nothing(job: Job, name: str) -> None:
+    """Slurm gives it to the helper as well, whose store the ranks need to leave the pause."""
+    code, _, err = job.command("pause", "77", "--for=10m", "--release=memory")
+    assert code == 0, err
+    last = job.step()
+    pids = everybody(job)
+    assert len(pids) >= 3
+    for pid in pids:
+        os.kill(pid, signal.Signals[f"SIG{name}"])
+    code, _, err = finish(job.process)
+    assert code == exits.REQUEUE, err
+    ledger = job.slurm.state / "attempts-77.json"
+    (attempt,) = parse_attempts(ledger.read_text(), str(ledger)).attempts
+    assert attempt.saved_step is not None
+    assert attempt.saved_step >= last
+    assert job.step() <= attempt.saved_step <= job.step() + 1
+
+
+def test_what_ends_other_processes_does_not_end_the_helper(job: Job) -> None:
+    (helper,) = (pid for pid in everybody(job) if b"pause.serve" in words_of(pid))
+    for name in ("TERM", "USR1", "USR2", "INT", "HUP", "QUIT", "ALRM", "XCPU", "PIPE", "RTMIN"):
+        os.kill(helper, signal.Signals[f"SIG{name}"])
+    code, _, err = job.command("pause", "77", "--for=10m", "--release=nothing")
+    assert code == 0, err
+    os.kill(helper, signal.SIGTERM)
+    code, out, err = job.command("resume", "77")
+    assert (code, err) == (0, "")
+    assert "all ranks go on" in out
+
+
+def words_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_thread_of_the_program_does_not_keep_a_rank_that_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No signal was sent, so no grace ends it: the job would hold its GPUs to its time limit."""
+    lingering = (
+        "import threading, time\nimport slurm_ft.pause.binding as binding\nbinding._EXIT_S = 2.0\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "_PROGRAM", lingering + _PROGRAM)
+    job = Job(tmp_path)
+    try:
+        code, _, err = job.command("pause", "77", "--for=10m", "--release=nothing")
+        assert code == 0, err
+        (helper,) = (pid for pid in everybody(job) if b"pause.serve" in words_of(pid))
+        os.kill(helper, signal.SIGKILL)
+        code, _, err = finish(job.process)
+        assert code == exits.UNDECIDED, err
+        assert "still here" in err
+    finally:
+        job.process.kill()
+        job.process.communicate()
 
 
 def test_the_helper_ends_with_its_ft_run(job: Job) -> None:
@@ -224,8 +335,134 @@ def test_an_operator_without_a_daemon_is_told_so(tmp_path: Path) -> None:
     assert "passes requests of operators on, and is not there" in done.stderr
 
 
+def test_a_pause_beyond_the_time_limit_is_told(job: Job) -> None:
+    (job.slurm.root / "queue").write_text("1:30\n")
+    code, _, err = job.command("pause", "77", "--for=2m", "--release=nothing")
+    assert code == 0, err
+    assert "comes to its time limit in 00:01:30" in err
+
+
+def test_resume_without_a_controller(job: Job) -> None:
+    code, _, err = job.command("pause", "77", "--for=2m", "--release=nothing")
+    assert code == 0, err
+    for name in ("squeue", "scancel"):
+        (job.slurm.root / "bin" / name).write_text("#!/bin/sh\necho 'no contact' >&2\nexit 1\n")
+    code, out, err = job.command("resume", "77")
+    assert code == 0, err
+    assert "all ranks go on" in out
+    assert "no contact" in err
+
+
 @pytest.mark.parametrize(
-    "bad", [("pause", "x"), ("pause", "7", "--for=soon"), ("pause", "7", "--for=0s")]
+    ("reason", "hint"),
+    [("BeginTime", "scontrol update JobId=77 StartTime=now"), ("JobHeldUser", "scontrol release")],
+)
+def test_resume_leaves_a_start_alone_that_no_pause_put_off(
+    job: Job, reason: str, hint: str
+) -> None:
+    """The user's own --begin and --hold, also of a job that ran before."""
+    job.end()
+    job.stands(f"PENDING {reason} 77")
+    code, out, err = job.command("resume", "77")
+    assert (code, out) == (1, "")
+    assert "no pause has put its start off; nothing is changed" in err
+    assert hint in err
+    assert not job.slurm.calls("update")
+
+
+def test_resume_of_a_paused_job_that_is_held_says_so(job: Job) -> None:
+    (job.slurm.root / "queue").write_text("PENDING\n")
+    code, _, err = job.command("pause", "77", "--for=2h", "--release=job")
+    assert code == 0, err
+    finish(job.process)
+    job.stands("PENDING JobHeldUser 77")
+    code, out, _ = job.command("resume", "77")
+    assert code == 0
+    assert "scontrol release 77" in out
+    assert job.slurm.calls("update JobId=77 StartTime=now")
+
+
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        ("PENDING Resources 77", "is pending (Resources)"),
+        ("COMPLETED None 77", "has ended (COMPLETED)"),
+        ("SUSPENDED None 77", "is suspended by Slurm"),
+        ("COMPLETING None 77", "is COMPLETING"),
+        ("", "is not in the queue"),
+    ],
+)
+def test_nobody_waits_for_a_job_that_does_not_run(job: Job, standing: str, words: str) -> None:
+    job.stands(standing)
+    for argv in (["pause", "77"], ["pause", "77", "--status"], ["resume", "77"]):
+        began_s = time.monotonic()
+        code, out, err = job.command(*argv)
+        assert time.monotonic() - began_s < FIRST_ANSWER_S / 2, argv
+        assert words in out + err, argv
+        assert code == (0 if "--status" in argv and standing.startswith("PENDING") else 1)
+    assert not job.slurm.calls("scancel")
+    assert not list(job.slurm.state.glob("pause-ask-*"))
+
+
+def test_status_tells_the_pause_that_holds(job: Job) -> None:
+    """A refused request takes neither its place nor its number."""
+    code, out, _ = job.command("pause", "77", "--status")
+    assert (code, out) == (0, "job 77: no pause in this attempt\n")
+    code, _, err = job.command("pause", "77", "--for=10m", "--release=nothing")
+    assert code == 0, err
+    code, _, err = job.command("pause", "77")
+    assert "refused" in err
+    code, out, err = job.command("pause", "77", "--status")
+    assert (code, err) == (0, "")
+    assert "pause 1: all ranks are paused after step " in out
+    assert f"by {getpass.getuser()}, release=nothing" in out
+    assert "they go on at" in out
+    code, _, err = job.command("resume", "77")
+    assert code == 0, err
+    code, out, _ = job.command("pause", "77", "--status")
+    assert f"pause 1 by {getpass.getuser()}: resumed: asked by" in out
+    code, _, err = job.command("pause", "77", "--for=1s", "--release=nothing")
+    assert code == 0, err
+    await_true(lambda: not job.stands_still(), "step")
+    code, out, _ = job.command("pause", "77", "--status")
+    assert f"pause 2 by {getpass.getuser()}: resumed: the pause is over" in out
+    # Those of two pauses whose commands ended before them; the others were read, and are gone.
+    assert len(list(job.slurm.state.glob("pause-answer-*"))) == 2
+
+
+def test_an_array_task_by_its_raw_id_is_named(tmp_path: Path) -> None:
+    slurm = Slurm(tmp_path)
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho '{os.getuid()} 70_4'\n")
+    squeue.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_ext.cli.main", "pause", "78"],
+        env=slurm.variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "job 78: is 70_4 to Slurm" in done.stderr
+
+
+def test_a_whole_array_is_not_paused(job: Job) -> None:
+    job.stands("PENDING None 77_[1-2]")
+    for verb in ("pause", "resume"):
+        code, _, err = job.command(verb, "77")
+        assert code == 1
+        assert "job 77: is an array; name one task of the array, as in 77_1" in err
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ("pause", "x"),
+        ("pause", "7", "--for=soon"),
+        ("pause", "7", "--for=0s"),
+        ("pause", "7", "--status", "--for=3m"),
+    ],
 )
 def test_unusable_arguments(bad: tuple[str, ...], tmp_path: Path) -> None:
     slurm = Slurm(tmp_path)
@@ -240,4 +477,4 @@ def test_unusable_arguments(bad: tuple[str, ...], tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert bad[-1].split("=")[-1] in done.stderr
+    assert bad[-1].split("=")[-1].removesuffix("3m") in done.stderr

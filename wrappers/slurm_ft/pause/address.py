@@ -1,4 +1,4 @@
-"""Where the store of this attempt is served, and the key that opens it: one small private file.
+"""Where the store of a step is served, and the key that opens it: one small private file.
 
 It lies in the state directory of the job (mode 0700) as mode 0600, so only the job's user (and
 root) can reach the store; the key is made anew for each attempt and never crosses the network.
@@ -10,6 +10,7 @@ import json
 import os
 import secrets
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,9 +38,15 @@ def new_key() -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def address_path(state_dir: Path, attempt: int) -> Path:
-    """The file of this attempt."""
-    return state_dir / f"pause-{attempt}.key"
+def address_path(state_dir: Path, attempt: int, step: str = "") -> Path:
+    """The file of one step of an attempt; steps that run side by side are paused apart."""
+    return state_dir / f"pause-{attempt}{f'.{step}' if step else ''}.key"
+
+
+def step_of(environ: Mapping[str, str]) -> str:
+    """The step that this process belongs to; empty where Slurm has not started it."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return step if step.isdecimal() else ""
 
 
 def write_address(path: Path, address: Address) -> None:
@@ -63,6 +70,18 @@ def write_address(path: Path, address: Address) -> None:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def find_address(state_dir: Path, attempt: int, step: str) -> Address | None:
+    """The address of this process's step, ``None`` where there is none (yet).
+
+    Where mpirun is called by the batch script, rank 0 belongs to no step, and ranks on other nodes
+    to one by which mpirun has reached them. Raises as `read_address`.
+    """
+    found = read_address(address_path(state_dir, attempt, step))
+    if found is None and step:
+        found = read_address(address_path(state_dir, attempt))
+    return found
 
 
 def read_address(path: Path) -> Address | None:

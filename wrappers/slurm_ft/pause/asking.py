@@ -6,6 +6,7 @@ asked for and how the answer is told is the caller's.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import secrets
@@ -16,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurm_ext.domain.errors import DataError
-from slurm_ext.domain.pausing import PauseAnswer, PauseAsk
+from slurm_ext.domain.pausing import STATUS, PauseAnswer, PauseAsk
 from slurm_ext.domain.request import PLANS
 from slurm_ft.pause.protocol import Rung
 from slurm_ft.pause.requests import (
@@ -136,6 +137,7 @@ def wait(
     ``None`` where nobody has answered at all within ``first_s``.
     """
     began_s = time.monotonic()
+    answer = None
     paths = [answer_path(directory, ask.id) for directory in place.answers]
     try:
         while True:
@@ -149,6 +151,11 @@ def wait(
     finally:
         # Also an answered one: nobody else can remove it, and a later attempt must not obey it.
         withdraw(place, ask)
+        if answer is not None and (answer.end or ask.verb == STATUS or answer.stage == "none"):
+            # Nothing is added to it any more. Somebody else's answers are theirs to remove.
+            for path in paths:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
 
 def withdraw(place: Place, ask: PauseAsk) -> None:

@@ -14,23 +14,28 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_ext.domain.errors import ConfigError
+from slurm_ext.domain.pausing import PAUSE_NOTE
+from slurm_ext.domain.progress import MAX_WORD, Hold
 from slurm_ft import exits, status, variables
-from slurm_ft.pause.address import address_path, read_address
+from slurm_ft.pause.address import find_address, step_of
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.ladder import Figures, Ladder, Part
 from slurm_ft.pause.limits import DEFAULT_MOVE_S, Limits, check_limits, fitting_limits
 from slurm_ft.pause.participant import Actions, Participant, outcome_text
-from slurm_ft.pause.protocol import End, Exit, Rung
+from slurm_ft.pause.protocol import End, Exit, Request, Rung
 from slurm_ft.session.agreement import Kind
 from slurm_ft.session.settings import Settings
 
 _log = logging.getLogger(__name__)
 
+# From leaving to the end of the process: a program may still close its logs and upload them.
+_EXIT_S = 120.0
 # End of a pause to exit code and the word of the status file.
 _LEAVE = {
     End.SAVED: (exits.REQUEUE, status.ASKED),
@@ -57,6 +62,8 @@ class Pausable(Protocol):
     def settings(self) -> Settings: ...
 
     def want(self, kind: Kind, payload: int = 0) -> None: ...
+
+    def held(self, hold: Hold | None) -> None: ...
 
     def leave(self, code: int, word: str, note: str) -> Any: ...
 
@@ -103,10 +110,10 @@ def attach(
         if session.rank == 0:
             _log.warning("this job cannot be paused: %s", exc)
         return None
-    path = address_path(settings.state_dir, settings.attempt)
+    state_dir, step = settings.state_dir, step_of(os.environ)
 
     def connect() -> NetStore | None:
-        address = read_address(path)
+        address = find_address(state_dir, settings.attempt, step)
         return None if address is None else NetStore(address)
 
     def urgent() -> str:
@@ -126,6 +133,7 @@ def attach(
         connect,
         actions or SessionActions(session, ladder),
         heard=lambda epoch: session.want(Kind.PAUSE, epoch),
+        held=lambda request: session.held(_hold(request)),
         urgent=urgent,
     )
 
@@ -138,7 +146,9 @@ def attach(
             code, word = _LEAVE[end.end]
             participant.tell_gone()
             participant.stop()
-            session.leave(code, word, f"pause: {end.reason}")
+            if settings.under_ft_run:
+                _end_at_last(code)
+            session.leave(code, word, f"{PAUSE_NOTE}{end.reason}")
 
     if session.rank == 0:
         _warn_of_nccl(timeout_s)
@@ -146,6 +156,28 @@ def attach(
     session.on_agreed[Kind.PAUSE] = pause
     participant.start()
     return participant
+
+
+def _hold(request: Request | None) -> Hold | None:
+    """As the session tells it others, from now on."""
+    if request is None:
+        return None
+    now_s = time.time()
+    return Hold(now_s, now_s + request.hold_s, request.by[:MAX_WORD], request.rung.value)
+
+
+def _end_at_last(code: int) -> None:
+    """A program's own threads may keep a process alive that nobody waits for any more, and with it
+    the job and its GPUs: nobody has sent a signal whose grace would end it."""
+
+    def end() -> None:
+        sys.stderr.write(f"slurm_ft: left {_EXIT_S:g} s ago and still here; ending with {code}\n")
+        sys.stderr.flush()
+        os._exit(code)
+
+    timer = threading.Timer(_EXIT_S, end)
+    timer.daemon = True
+    timer.start()
 
 
 def _warn_of_nccl(collective_timeout_s: float) -> None:

@@ -1,14 +1,18 @@
 """A rank's connection to the store of its attempt: blocking, with a limit on everything.
 
-One instance belongs to one thread. A connection that failed is closed and made anew by the next
-call; nothing is retried here, because only the caller knows for how long it may wait.
+Limits are for a whole answer: when the store has died, anybody on its node may listen at its port,
+and send one byte a second. One instance belongs to one thread. A connection that failed is closed
+and made anew by the next call; nothing is retried here, because only the caller knows for how long
+it may wait.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import time
 from typing import Any, TypeVar
 
 from slurm_ext.domain.errors import ProtocolError
@@ -21,6 +25,7 @@ T = TypeVar("T")
 
 # For connecting, and for each answer that need not be waited for.
 _ANSWER_S = 2.0
+_LEAST_S = 0.01
 
 
 class NetStore:
@@ -30,7 +35,7 @@ class NetStore:
         self._address = address
         self._answer_s = answer_s
         self._socket: socket.socket | None = None
-        self._file: Any = None
+        self._rest = b""
         self._ours: wire.Seal | None = None
         self._theirs: wire.Seal | None = None
 
@@ -69,7 +74,8 @@ class NetStore:
 
     def join(self, rank: int, size: int) -> None:
         """Tell that this rank listens for pauses, and how many ranks there are."""
-        self._call({"op": "join", "rank": rank, "size": size})
+        who = f"process {os.getpid()} on {socket.gethostname()}"
+        self._call({"op": "join", "rank": rank, "size": size, "who": who})
 
     def pause(
         self, rung: str, *, wait_s: float, hold_s: float, by: str, request_id: str = ""
@@ -96,11 +102,11 @@ class NetStore:
 
     def close(self) -> None:
         """Let go of the connection."""
-        for thing in (self._file, self._socket):
-            if thing is not None:
-                with contextlib.suppress(OSError):
-                    thing.close()
-        self._socket = self._file = None
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.close()
+        self._socket = None
+        self._rest = b""
 
     def _call(self, message: dict[str, Any], limit_s: float = 0.0) -> Any:
         try:
@@ -109,9 +115,8 @@ class NetStore:
             assert self._socket is not None
             assert self._ours is not None
             assert self._theirs is not None
-            self._socket.settimeout(limit_s + self._answer_s)
-            self._socket.sendall(self._ours.close(message))
-            answer = self._theirs.open(self._line())
+            line = self._ours.close(message)
+            answer = self._theirs.open(self._said(self._socket, line, limit_s + self._answer_s))
         except (OSError, ProtocolError) as exc:
             self.close()
             raise StoreLostError(f"the store of the pause at {self._address}: {exc}") from exc
@@ -121,24 +126,43 @@ class NetStore:
 
     def _connect(self) -> None:
         address = self._address
-        self._socket = socket.create_connection((address.host, address.port), self._answer_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._file = self._socket.makefile("rb")
-        theirs = str(wire.open_plain(self._line()).get("nonce", ""))
+        end_s = time.monotonic() + self._answer_s
+        made = socket.create_connection((address.host, address.port), self._answer_s)
+        self._socket = made
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        theirs = str(wire.open_plain(self._line(made, end_s)).get("nonce", ""))
         mine = wire.new_nonce()
         greeting = {"nonce": mine, "proof": wire.proof(address.key, "client", theirs, mine)}
-        self._socket.sendall(json.dumps(greeting).encode() + b"\n")
-        said = wire.open_plain(self._line()).get("proof")
+        answer = self._said(made, json.dumps(greeting).encode() + b"\n", self._answer_s)
+        said = wire.open_plain(answer).get("proof")
         if not wire.proves(address.key, "server", theirs, mine, said):
             raise ProtocolError("whoever listens there does not know the key of this attempt")
         self._ours = wire.Seal(address.key, "client", theirs, mine)
         self._theirs = wire.Seal(address.key, "server", theirs, mine)
 
-    def _line(self) -> bytes:
-        line: bytes = self._file.readline(wire.MOST_LINE_BYTES)
-        if not line.endswith(b"\n"):
-            raise ProtocolError("the connection was closed")
-        return line
+    def _said(self, connection: socket.socket, line: bytes, limit_s: float) -> bytes:
+        """Send a line; the line that answers it."""
+        end_s = time.monotonic() + limit_s
+        connection.settimeout(limit_s)
+        connection.sendall(line)
+        return self._line(connection, end_s)
+
+    def _line(self, connection: socket.socket, end_s: float) -> bytes:
+        while b"\n" not in self._rest:
+            # A process that was stopped meanwhile still takes what has arrived.
+            connection.settimeout(max(_LEAST_S, end_s - time.monotonic()))
+            some = connection.recv(wire.MOST_LINE_BYTES)
+            self._rest += some
+            if not some:
+                raise ProtocolError("the connection was closed")
+            if b"\n" in some:
+                break
+            if len(self._rest) > wire.MOST_LINE_BYTES:
+                raise ProtocolError(f"a line is longer than {wire.MOST_LINE_BYTES} bytes")
+            if time.monotonic() >= end_s:
+                raise TimeoutError("the answer did not end in time")
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line + b"\n"
 
     def _board(self, raw: Any) -> Board:
         try:

@@ -30,15 +30,17 @@ from slurm_ft.pause.protocol import (
 from slurm_ft.pause.table import Table
 
 _MOST_KEPT = 64
-_MOST_RANKS = 1 << 16
+# A board of more does not fit into a line of the wire, nor into the digits that json writes.
+_MOST_RANKS = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What is known about one pause. Times are seconds since it was asked for.
 
-    ``end`` is ``None`` while it lasts; ``bound_s`` is when the first rank was at its safe point,
-    ``committed_s`` when all were, ``paused_s`` when the last one was paused.
+    ``epoch`` is 0 where it was refused. ``end`` is ``None`` while it lasts; ``bound_s`` is when the
+    first rank was at its safe point, ``committed_s`` when all were, ``paused_s`` when the last one
+    was paused.
     """
 
     epoch: int
@@ -52,6 +54,8 @@ class Outcome:
     committed_s: float | None = None
     paused_s: float | None = None
     ended_s: float | None = None
+    by: str = ""
+    hold_s: float = 0.0
 
 
 class _Beside:
@@ -113,10 +117,25 @@ class Conductor:
         """The last pauses, the oldest first."""
         return tuple(self._outcomes)
 
+    def last(self) -> Outcome | None:
+        """The pause under way, else the last one that there was, else the last refusal."""
+        if self._drive is not None:
+            return self._latest()
+        real = [outcome for outcome in self._outcomes if outcome.end is not End.REFUSED]
+        known = real or self._outcomes
+        return known[-1] if known else None
+
     def ask(
-        self, rung: Rung, *, wait_s: float, hold_s: float, by: str, request_id: str = ""
+        self,
+        rung: Rung,
+        *,
+        wait_s: float,
+        hold_s: float,
+        by: str,
+        request_id: str = "",
+        objection: str = "",
     ) -> Outcome:
-        """Begin a pause, or say why not."""
+        """Begin a pause, or say why not; ``objection`` is what the caller has against it."""
         request_id = request_id or secrets.token_hex(8)
         last = self._table.newest()
         refusal = ""
@@ -127,9 +146,11 @@ class Conductor:
             )
         elif last and not settled(self._table.read(last)):
             refusal = f"pause {last} is under way"
+        else:
+            refusal = objection
         if refusal:
             return self._keep(
-                Outcome(last + 1, request_id, rung, Stage.DONE, End.REFUSED, refusal, ended_s=0.0)
+                Outcome(0, request_id, rung, Stage.DONE, End.REFUSED, refusal, ended_s=0.0, by=by)
             )
         request = Request(last + 1, request_id, rung, wait_s, hold_s, by)
         self._drive = Drive(
@@ -141,7 +162,9 @@ class Conductor:
             clock=self._clock,
         )
         self._asked_s = self._clock()
-        outcome = self._keep(Outcome(request.epoch, request_id, rung, Stage.ASKING))
+        outcome = self._keep(
+            Outcome(request.epoch, request_id, rung, Stage.ASKING, by=by, hold_s=hold_s)
+        )
         self._do(self._drive.feed(Ask(request)))
         self.look()
         return outcome

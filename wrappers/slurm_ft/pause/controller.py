@@ -146,8 +146,10 @@ def _undecided(controller: Controller, request: Request, board: Board) -> Turn[C
     elif not missing:
         effects.append(Write(Key.DECISION, COMMIT))
     elif controller.expired:
+        # Ranks agree on a safe point first, so that a slow one keeps all of them from it.
         which = "no rank" if missing == everybody else f"not {name_ranks(missing)}"
-        effects.append(Write(Key.DECISION, abort(f"{which} at a safe point in time")))
+        slow = "; one slow rank holds up all" if missing == everybody else ""
+        effects.append(Write(Key.DECISION, abort(f"{which} at a safe point in time{slow}")))
     return Turn(controller, tuple(effects))
 
 

@@ -3,9 +3,11 @@
 A *part* is one thing that can be released and restored: device memory, a communicator's buffers,
 the whole device state of the process. Before a pause each part is probed; one that cannot be done
 here is left out, and a part that is required and missing makes the release fail, before anything
-was touched. Parts are released in order and restored in the opposite order. When one fails or the
-deadline passes, those already released are restored at once: a release happened whole or not at
-all. A restore that fails leaves a state that nobody may train on, and says so.
+was touched. Parts are released in order and restored in the opposite order. When one fails, in
+whatever way, or the deadline passes, those already released are restored at once: a release
+happened whole or not at all. A restore that fails leaves a state that nobody may train on, and says
+so. Errors that no part has foreseen count as failures too: a program that could have gone on must
+not end because of a pause.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ from typing import Protocol
 from slurm_ext.domain.errors import SlurmExtError
 
 _log = logging.getLogger(__name__)
+
+# A roll-back has no deadline of its own.
+_BACK_S = 30.0
 
 
 class PartError(SlurmExtError):
@@ -42,7 +47,7 @@ class Part(Protocol):
         ...
 
     def restore(self, deadline_s: float) -> None:
-        """Take back. Raises PartError where the state is lost."""
+        """Take back what was given, which may be nothing. Raises PartError where it is lost."""
         ...
 
 
@@ -77,7 +82,11 @@ class Ladder:
         deadline_s = began_s + limit_s
         usable: list[Part] = []
         for part in self._parts:
-            why = part.missing()
+            try:
+                why = part.missing()
+            except Exception as exc:
+                _log.exception("pause: %s cannot be probed", part.name)
+                why = f"{type(exc).__name__}: {exc}"
             if not why:
                 usable.append(part)
             elif part.name in self._required:
@@ -90,9 +99,15 @@ class Ladder:
                 if self._clock() >= deadline_s:
                     raise PartError(f"{part.name}: no time left of {limit_s:g} s")
                 total += part.release(deadline_s)
-            except PartError:
+            except (PartError, LostStateError):
                 self._roll_back()
                 raise
+            except Exception as exc:
+                # Not foreseen by the part, so it may stand half way.
+                _log.exception("pause: %s", part.name)
+                self._released.append(part)
+                self._roll_back()
+                raise PartError(f"{part.name}: {type(exc).__name__}: {exc}") from exc
             self._released.append(part)
         self.figures = Figures(total, self._clock() - began_s)
 
@@ -100,7 +115,13 @@ class Ladder:
         """Take back what was given; raises PartError where that is not possible any more."""
         began_s = self._clock()
         while self._released:
-            self._released[-1].restore(began_s + limit_s)
+            part = self._released[-1]
+            try:
+                part.restore(began_s + limit_s)
+            except PartError:
+                raise
+            except Exception as exc:
+                raise PartError(f"{part.name}: {type(exc).__name__}: {exc}") from exc
             self._released.pop()
         self.figures = Figures(
             self.figures.released_bytes, self.figures.release_s, self._clock() - began_s
@@ -111,8 +132,8 @@ class Ladder:
         while self._released:
             part = self._released[-1]
             try:
-                part.restore(float("inf"))
-            except PartError as exc:
+                part.restore(self._clock() + _BACK_S)
+            except Exception as exc:
                 raise LostStateError(f"{part.name}: lost while rolling back: {exc}") from exc
             self._released.pop()
 

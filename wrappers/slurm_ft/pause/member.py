@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from slurm_ext.domain.pausing import Paused
 from slurm_ft.pause.protocol import (
     COMMIT,
     GO,
@@ -137,6 +138,9 @@ def _exit(member: Member, end: End, reason: str) -> Turn[Member]:
 
 def _exit_by(member: Member, go: str) -> Turn[Member]:
     if go == REQUEUE:
+        asked = member.request
+        if asked is not None and asked.hold_s > 0:
+            return _exit(member, End.SAVED, Paused(asked.by, asked.hold_s).words)
         return _exit(member, End.SAVED, "everything is saved")
     return _exit(member, End.ABANDONED, reason_of(go))
 

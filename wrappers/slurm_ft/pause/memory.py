@@ -7,7 +7,8 @@ at the low moment after an optimizer step, when activations are gone.
 
 On a GPU the copy lies in host memory. Storages that are in host memory already stay where they are
 unless a directory to spill to is given; then they move into files there, and the memory is really
-freed as well. What cannot be resized (shared or mapped memory, another library's) stays too.
+freed as well. What cannot be resized (shared or mapped memory, another library's) stays too. What
+is restored lies at other addresses: what has kept a bare pointer, as a captured CUDA graph, breaks.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_ft.pause.ladder import PartError
+from slurm_ft.pause.ladder import LostStateError, PartError
+from slurm_ft.pause.room import host_room, ranks_here
 
 _log = logging.getLogger(__name__)
 
-# Part of the host's free memory that the copies may take: data loaders and page cache need some.
-_HOST_SHARE = 0.9
-_MEMINFO = Path("/proc/meminfo")
+# Whoever was let in meanwhile may still be clearing the device: a restore tries again so often.
+_AGAIN_S = 0.5
+# A roll-back has no deadline of its own.
+_BACK_S = 30.0
 
 
 @dataclass
@@ -73,10 +76,14 @@ class DeviceMemory:
                 if time.monotonic() >= deadline_s:
                     raise PartError(f"{total} bytes moved, and no time left for the others")
                 total += self._move(torch, storage)
-        except (PartError, RuntimeError, OSError) as exc:
-            # RuntimeError is torch's word for memory that could not be had.
+        except Exception as exc:
+            # Whatever it is (RuntimeError is torch's word for memory that could not be had):
+            # nobody may go on with a half of the tensors.
             moved = len(self._moved)
-            self.restore(float("inf"))
+            try:
+                self.restore(time.monotonic() + _BACK_S)
+            except PartError as lost:
+                raise LostStateError(f"{exc}; and while that was undone: {lost}") from exc
             raise PartError(f"{exc}; all {moved} moved tensors are back") from exc
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             # Without this the freed blocks stay in the allocator's pool, invisible to others.
@@ -84,16 +91,23 @@ class DeviceMemory:
         return total
 
     def restore(self, deadline_s: float) -> None:
-        """Move all back; bit by bit what it was."""
+        """Move all back; bit by bit what it was. Tries until the deadline."""
         import torch
 
-        try:
-            while self._moved:
+        told = False
+        while self._moved:
+            try:
                 self._move_back(torch, self._moved[-1])
+            except RuntimeError as exc:
+                if time.monotonic() + _AGAIN_S >= deadline_s:
+                    left = sum(moved.nbytes for moved in self._moved)
+                    raise PartError(f"{left} bytes cannot be had back: {exc}") from exc
+                if not told:
+                    _log.warning("pause: %s; trying again until the deadline", exc)
+                told = True
+                time.sleep(_AGAIN_S)
+            else:
                 self._moved.pop()
-        except RuntimeError as exc:
-            left = sum(moved.nbytes for moved in self._moved)
-            raise PartError(f"{left} bytes cannot be had back: {exc}") from exc
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         if self._directory is not None:
@@ -128,11 +142,14 @@ class DeviceMemory:
         if self._spill is not None:
             free = os.statvfs(self._spill)
             room, where = free.f_bavail * free.f_frsize, str(self._spill)
+            room //= ranks_here(os.environ)
         else:
-            room, where = int(_available_bytes() * _HOST_SHARE), "the host's memory"
+            room, where = host_room(os.environ), "the host's memory"
         needed = sum(storage.nbytes() for storage in storages)
         if needed > room:
-            raise PartError(f"{needed} bytes are needed in {where}, which has room for {room}")
+            raise PartError(
+                f"{needed} bytes are needed in {where}, which has room for {room} of each rank"
+            )
 
     # --- which storages -------------------------------------------------------------------------
 
@@ -141,8 +158,12 @@ class DeviceMemory:
         # By identity, which is only unique among what is alive: everything seen is kept.
         seen: dict[int, Any] = {}
         for tensor in _tensors(self._state, {}):
-            storage = tensor.untyped_storage()
-            if storage._cdata in seen or storage.nbytes() == 0:
+            try:
+                storage = tensor.untyped_storage()
+                hollow = storage.nbytes() == 0 or storage.data_ptr() == 0
+            except (RuntimeError, ValueError):
+                continue  # no memory of its own: not initialized yet, or of an opaque layout
+            if hollow or storage._cdata in seen:
                 continue
             seen[storage._cdata] = storage
             on_host = storage.device.type == "cpu"
@@ -162,8 +183,11 @@ def _tensors(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
         return
     seen[id(value)] = value
     if isinstance(value, torch.Tensor):
-        local = getattr(value, "_local_tensor", None)
-        yield value if local is None else local
+        inner = _inner(torch, value)
+        if inner:
+            yield from _tensors(inner, seen)
+        else:
+            yield value
         if value.is_leaf and value.grad is not None:
             yield from _tensors(value.grad, seen)
     elif isinstance(value, torch.nn.Module):
@@ -185,10 +209,15 @@ def _tensors(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
         yield from _tensors(value.state_dict(), seen)
 
 
-def _available_bytes() -> int:
-    """What the kernel says could be allocated without swapping."""
-    for line in _MEMINFO.read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name == "MemAvailable":
-            return int(rest.split()[0]) * 1024
-    raise PartError(f"{_MEMINFO} does not tell how much memory is available")
+def _inner(torch: Any, value: Any) -> list[Any]:
+    """The tensors that hold the memory of one that only wraps them; empty for a plain one."""
+    if hasattr(value, "__tensor_flatten__"):
+        # Sharded and quantized parameters, and other subclasses.
+        return [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    if value.layout is torch.sparse_coo:
+        return [value._indices(), value._values()]
+    if value.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [value.crow_indices(), value.col_indices(), value.values()]
+    if value.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [value.ccol_indices(), value.row_indices(), value.values()]
+    return []

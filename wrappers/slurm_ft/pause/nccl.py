@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from slurm_ft.pause.ladder import PartError
+from slurm_ft.pause.ladder import LostStateError, PartError
 
 ASYNC_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
@@ -179,7 +179,10 @@ class NcclBuffers:
             try:
                 backend.suspend()
             except RuntimeError as exc:
-                self.restore(deadline_s)
+                try:
+                    self.restore(deadline_s)
+                except PartError as lost:
+                    raise LostStateError(f"{exc}; and while that was undone: {lost}") from exc
                 raise PartError(f"a communicator cannot be suspended: {exc}") from exc
             self._suspended.append(backend)
         return 0

@@ -7,10 +7,11 @@ ended by an error while the others are paused. Best effort and short: it must no
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from slurm_ext.domain.errors import SlurmExtError
-from slurm_ft.pause.address import address_path, read_address
+from slurm_ft.pause.address import find_address, step_of
 from slurm_ft.pause.client import NetStore
 from slurm_ft.pause.protocol import Key
 
@@ -23,7 +24,7 @@ def tell(state_dir: str, attempt: int, rank: int) -> bool:
     if not state_dir:
         return False
     try:
-        address = read_address(address_path(Path(state_dir), attempt))
+        address = find_address(Path(state_dir), attempt, step_of(os.environ))
         if address is None:
             return False
         store = NetStore(address, _ANSWER_S)

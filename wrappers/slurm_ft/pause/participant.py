@@ -8,6 +8,7 @@ rank may take its next step, and it says when it must not.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -50,6 +51,9 @@ _LOOK_S = 1.0
 _LISTEN_S = 60.0
 _RETRY_FIRST_S = 0.5
 _RETRY_LONGEST_S = 30.0
+# Until a store has announced itself: looking for its file costs little, and a job that has begun
+# to train shall be pausable at once.
+_ANNOUNCED_LONGEST_S = 3.0
 
 
 class NetLike(Protocol):
@@ -88,9 +92,10 @@ class Actions(Protocol):
 class Participant:
     """One rank. ``connect`` gives a new connection, ``None`` where no store is known (yet).
 
-    ``heard`` is called in a thread of its own with each new epoch. ``urgent`` says why a pause
-    must end soon, empty where nothing presses. ``give_up`` ends the process; it is called from a
-    watching thread when a release or restore hangs.
+    ``heard`` is called in a thread of its own with each new epoch, ``held`` when this rank begins
+    to hold and, with ``None``, when it does no more. ``urgent`` says why a pause must end soon,
+    empty where nothing presses. ``give_up`` ends the process; it is called from a watching thread
+    when a release or restore hangs.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Participant:
         actions: Actions,
         *,
         heard: Callable[[int], None],
+        held: Callable[[Request | None], None] = lambda request: None,
         urgent: Callable[[], str] = lambda: "",
         give_up: Callable[[str], None] | None = None,
     ) -> None:
@@ -110,6 +116,7 @@ class Participant:
         self._connect = connect
         self._actions = actions
         self._heard = heard
+        self._held = held
         self._urgent = urgent
         self._give_up = give_up or _end_process
         # Why this rank's state is lost although nobody has asked for it back yet.
@@ -138,11 +145,13 @@ class Participant:
     def _listen(self) -> None:
         seen = 0
         retry_s = _RETRY_FIRST_S
+        known = False
         store: NetLike | None = None
         while not self._stopped.is_set():
             try:
                 if store is None:
                     store = self._connect()
+                    known = known or store is not None
                     if store is not None:
                         store.join(self._member.rank, self._member.size)
                         seen = max(seen, self._over(store))
@@ -160,7 +169,7 @@ class Participant:
                 _log.warning("pause: this rank cannot be paused: %s", exc)
                 return
             self._stopped.wait(retry_s)
-            retry_s = min(retry_s * 2, _RETRY_LONGEST_S)
+            retry_s = min(retry_s * 2, _RETRY_LONGEST_S if known else _ANNOUNCED_LONGEST_S)
         if store is not None:
             store.close()
 
@@ -186,6 +195,7 @@ class Participant:
         try:
             return self._go_through(drive, epoch)
         finally:
+            self._held(None)
             store.close()
 
     def _go_through(self, drive: Drive[Member], epoch: int) -> Step | Exit:
@@ -193,6 +203,8 @@ class Participant:
         interrupted = False
         while True:
             end = self._do(drive, todo)
+            if drive.state.phase is Phase.HELD and self._member.phase is not Phase.HELD:
+                self._held(drive.state.request)
             self._member = drive.state
             if end is not None:
                 return end
@@ -223,7 +235,10 @@ class Participant:
 
     def _release(self, rung: Rung) -> str:
         limit_s = self._limits.release_s
-        with _Watch(limit_s + self._limits.restore_s, "release", self._give_up):
+        watch = _Watch(limit_s + self._limits.restore_s, "release", self._give_up)
+        # All ranks are in a save together, whose exchanges have limits of their own; one that only
+        # takes long is a checkpoint in the end, and the job then goes on with it.
+        with contextlib.nullcontext() if rung is Rung.JOB else watch:
             try:
                 self._actions.release(rung, limit_s)
             except ExchangeLostError:
@@ -232,8 +247,8 @@ class Participant:
             except LostStateError as exc:
                 self._lost = str(exc)
                 return self._lost
-            except SlurmExtError as exc:
-                return str(exc)[:200] or type(exc).__name__
+            except Exception as exc:
+                return _failure(exc)
         return ""
 
     def _restore(self) -> str:
@@ -243,8 +258,8 @@ class Participant:
         with _Watch(limit_s + self._limits.up_s, "restore", self._give_up):
             try:
                 self._actions.restore(limit_s)
-            except SlurmExtError as exc:
-                return str(exc)[:200] or type(exc).__name__
+            except Exception as exc:
+                return _failure(exc)
         return ""
 
     def tell_gone(self) -> None:
@@ -312,6 +327,15 @@ class _Watch:
 
     def __exit__(self, *_: object) -> None:
         self._timer.cancel()
+
+
+def _failure(exc: Exception) -> str:
+    """The words for the board. An error that nobody has foreseen, as of a program's own function,
+    is a failure like any other: this rank must not leave the others behind by it."""
+    if isinstance(exc, SlurmExtError):
+        return str(exc)[:200] or type(exc).__name__
+    _log.error("pause: %s", exc, exc_info=exc)
+    return f"{type(exc).__name__}: {exc}"[:200]
 
 
 def _end_process(reason: str) -> None:

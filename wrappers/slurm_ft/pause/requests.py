@@ -35,6 +35,9 @@ _STATUS = re.compile(r"^STATUS:\s+(?:Success \(0\)|0)\s*$", re.MULTILINE)
 _MUNGE_S = 10.0
 # Clocks of a cluster agree much better: munge asks for it.
 _CLOCKS_S = 5.0
+# Who asks gives up and withdraws the request much sooner; one that is older than the attempt by
+# more than this is of somebody whose terminal has died, and is not wanted any more.
+_LEFT_S = 120.0
 
 
 def ask_path(directory: Path, ask: PauseAsk) -> Path:
@@ -81,7 +84,10 @@ def _read(path: Path) -> tuple[str, int]:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
             raise ProtocolError(f"{path}: not a plain file with one name; not read")
-        data = file.read(MAX_ASK_BYTES + 1)
+        try:
+            data = file.read(MAX_ASK_BYTES + 1)
+        except OSError as exc:
+            raise ProtocolError(f"{path}: cannot be read: {exc.strerror}") from exc
     if len(data) > MAX_ASK_BYTES:
         raise ProtocolError(f"{path}: longer than {MAX_ASK_BYTES} bytes; not read")
     return data.decode(errors="replace"), found.st_uid
@@ -123,8 +129,9 @@ class Letterbox:
     """Requests for one job, as its own helper process reads them.
 
     ``state_dir`` is the job's, ``plans`` the daemon's part of the spool (or ``None``). ``told``
-    gets a line about each request that was refused here. Requests in the spool that are older than
-    ``since_s`` were meant for an earlier attempt, and are not obeyed.
+    gets a line about each request that was refused here. Requests that are older than ``since_s``
+    were meant for an earlier attempt, and are not obeyed; the user's own may be a little older, so
+    that a job can be asked while it starts.
     """
 
     def __init__(
@@ -152,8 +159,15 @@ class Letterbox:
 
     def _own(self) -> Iterator[PauseAsk]:
         for path in self._names(self._state_dir):
+            if path.name in self._seen:
+                continue
             ask = self._accept(path, {os.getuid(), 0}, needs_credential=False)
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as exc:
+                # The helper must not die of it: paused ranks would lose their store.
+                self._seen.add(path.name)
+                self._told(f"{path}: cannot be removed: {exc.strerror}")
             if ask is not None:
                 yield ask
 
@@ -197,7 +211,7 @@ class Letterbox:
                 raise ProtocolError(f"{path}: by user {owner}, who may not pause this job")
             if ask.job_id != self._job_id:
                 raise ProtocolError(f"{path}: about job {ask.job_id[:40]}, this is {self._job_id}")
-            if needs_credential and ask.at_s < self._since_s:
+            if ask.at_s < self._since_s - (0.0 if needs_credential else _LEFT_S):
                 raise ProtocolError(f"{path}: from before this attempt; not obeyed")
             if (
                 needs_credential

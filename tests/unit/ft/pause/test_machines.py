@@ -140,11 +140,15 @@ def test_a_preemption_while_paused_resumes() -> None:
 
 
 def test_the_last_rung_leaves_when_all_have_saved() -> None:
-    saving = replace(REQUEST, rung=Rung.JOB)
+    saving = replace(REQUEST, rung=Rung.JOB, hold_s=600.0, by="alice")
     state = Member(0, 3, 1, Phase.HELD, saving)
     board = Board(request=saving, decision=COMMIT, acks=7, paused=7)
     assert on_member(state, Read(board)).effects == (Write(Key.GO, REQUEUE),)
     turn = on_member(state, Read(replace(board, go=REQUEUE)))
+    assert turn.effects == (Exit(End.SAVED, "paused by alice for 600 s"),)
+    # The daemon moves a job: it holds for no time.
+    moved = replace(state, request=replace(saving, hold_s=0.0))
+    turn = on_member(moved, Read(replace(board, go=REQUEUE)))
     assert turn.effects == (Exit(End.SAVED, "everything is saved"),)
 
 

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import pytest
+
 from slurm_ft.pause.conduct import Conductor
 from slurm_ft.pause.ladder import LostStateError, PartError
 from slurm_ft.pause.limits import Limits
@@ -135,6 +137,78 @@ def test_a_failed_release_brings_both_back() -> None:
     ends = run(Memory(2), actions, nothing, hold_s=60.0)
     assert all(isinstance(end, Step) for end in ends)
     assert "rank 1 could not release: no room" in ends[0].reason
+
+
+def test_an_error_that_nobody_foresaw_is_a_failure_too() -> None:
+    """A rank that ended by it would take the job along, which would have gone on unpaused."""
+    actions = [Actions(), Actions(release_error=KeyError("a program's own state_dict"))]
+    ends = run(Memory(2), actions, nothing, hold_s=60.0)
+    assert all(isinstance(end, Step) for end in ends)
+    assert "rank 1 could not release: KeyError" in ends[0].reason
+    actions = [Actions(), Actions(restore_error=ValueError("x"))]
+    assert [end.end for end in run(Memory(2), actions, nothing)] == [End.ABANDONED, End.ABANDONED]
+
+
+@dataclass
+class Slow:
+    """A save, or a release, that takes longer than anybody has allowed for."""
+
+    release_s: float
+    gave_up: list[str] = field(default_factory=list)
+
+    def release(self, rung: Rung, limit_s: float) -> None:
+        time.sleep(self.release_s)
+
+    def restore(self, limit_s: float) -> None:
+        """Nothing is away."""
+
+
+@pytest.mark.parametrize("rung", [Rung.JOB, Rung.MEMORY])
+def test_a_long_save_is_waited_for_and_a_hanging_release_is_not(rung: Rung) -> None:
+    store = Memory(1)
+    actions = Slow(LIMITS.release_s + LIMITS.restore_s + 0.5)
+    with store.lock:
+        store.conductor.ask(rung, wait_s=5.0, hold_s=0.2, by="test")
+    participant = Participant(
+        *(0, 1, LIMITS, lambda: store, actions),
+        heard=lambda epoch: None,
+        give_up=actions.gave_up.append,
+    )
+    ends: list[Step | Exit] = []
+    thread = threading.Thread(target=lambda: ends.append(participant.pause(1)))
+    thread.start()
+    end_s = time.monotonic() + 15.0
+    while thread.is_alive() and time.monotonic() < end_s:
+        store.look()
+        time.sleep(0.02)
+    assert [type(end) for end in ends] == [Step]
+    assert ends[0].end is End.RESUMED
+    assert "did not release in time" in ends[0].reason
+    # The real one would have ended the process.
+    assert bool(actions.gave_up) is (rung is Rung.MEMORY)
+
+
+def test_a_store_that_comes_late_is_found_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The helper starts beside the program and may take longer than the first steps."""
+    store = Memory(2)
+    waits: list[float] = []
+    stopped = threading.Event()
+
+    class Patience(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout or 0.0)
+            if len(waits) == 12:
+                stopped.set()
+            return super().wait(0.0)
+
+    participant = Participant(0, 2, LIMITS, lambda: None, Actions(), heard=lambda epoch: None)
+    patience = Patience()
+    monkeypatch.setattr(participant, "_stopped", patience)
+    participant.start()
+    assert stopped.wait(5.0)
+    patience.set()
+    assert max(waits[:12]) <= 3.0
+    assert store.table.newest() == 0
 
 
 def test_a_failed_restore_ends_both() -> None:

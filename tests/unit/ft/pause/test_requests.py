@@ -59,6 +59,36 @@ def test_the_users_own_request_is_taken_once(box: tuple[Path, Path, list[str], o
     assert told == []
 
 
+def test_a_request_that_cannot_be_removed_is_obeyed_once(
+    box: tuple[Path, Path, list[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state directory that has become read-only must not end the store of paused ranks."""
+    state, _, told, make = box
+    put(state, ASK)
+
+    def readonly(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(30, "Read-only file system")
+
+    letters = make()  # type: ignore[operator]
+    monkeypatch.setattr(Path, "unlink", readonly)
+    assert list(letters.take()) == [ASK]
+    assert list(letters.take()) == []
+    assert told == [f"{ask_path(state, ASK)}: cannot be removed: Read-only file system"]
+
+
+def test_what_a_dead_terminal_has_left_is_not_obeyed_by_a_later_attempt(
+    box: tuple[Path, Path, list[str], object],
+) -> None:
+    state, plans, told, _ = box
+    put(state, ASK)
+    assert list(Letterbox("7", state, plans, told.append, nobody, since_s=1000.0).take()) == []
+    assert "from before this attempt" in told[0]
+    # Asked while the job starts.
+    asked = replace(ASK, at_s=985.0)
+    put(state, asked)
+    assert list(Letterbox("7", state, plans, told.append, nobody, since_s=1000.0).take()) == [asked]
+
+
 def test_the_daemons_request_needs_its_credential(
     box: tuple[Path, Path, list[str], object],
 ) -> None:

@@ -1,0 +1,127 @@
+"""What Slurm, and the job's own attempts, say of a job before it is asked to pause or to go on.
+
+A job that does not run cannot answer, so nobody should wait for it. Only a start that a pause has
+put off is ours to bring forward: the attempts say which one that is. Where Slurm does not answer,
+the job is taken to run: then it answers itself, which needs no controller.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_ext.control.spool import Spool
+from slurm_ext.domain.attempt import Attempt
+from slurm_ext.domain.errors import (
+    DataError,
+    ProtocolError,
+    SlurmCommandError,
+    SourceMissingError,
+)
+from slurm_ext.domain.pausing import Paused, read_paused
+from slurm_ext.slurm.process import CommandRunner
+from slurm_ft.requeue import attempts as ledger
+
+# Its answer saves a person from waiting; without it things go on.
+_ANSWER_S = 5.0
+_ID = re.compile(r"\d+(_\S+)?\Z")
+_ENDED = frozenset(
+    {
+        *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL"),
+        *("DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
+    }
+)
+_GONE = "GONE"
+PENDING = "PENDING"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Slurm's state of a job and its reason for it."""
+
+    job_id: str
+    state: str
+    reason: str = ""
+
+    @property
+    def obstacle(self) -> str:
+        """Why the job cannot answer; empty where it may."""
+        if self.state == _GONE:
+            return "is not in the queue: it has ended, or there is no such job"
+        if self.state in _ENDED:
+            return f"has ended ({self.state})"
+        if self.state == PENDING:
+            return f"is pending{self._because}; only a running job can be paused"
+        if self.state == "SUSPENDED":
+            return f"is suspended by Slurm (scontrol resume {self.job_id})"
+        if self.state in ("COMPLETING", "CONFIGURING", "REQUEUED", "STOPPED"):
+            return f"is {self.state}; only a running job can be paused"
+        return ""
+
+    @property
+    def _because(self) -> str:
+        return f" ({self.reason})" if self.reason not in ("", "None", "(null)") else ""
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody holds the job, so that no start time lets it go."""
+        return self.reason.startswith("JobHeld")
+
+
+def look(job_id: str, runner: CommandRunner) -> Standing:
+    """Ask Slurm once. Raises DataError for what is no single job to Slurm."""
+    argv = ["squeue", "-h", "-j", job_id, "-t", "all", "-o", "%T %r %i"]
+    try:
+        found = runner.run(argv, timeout_s=_ANSWER_S, check=False)
+        if found.rc and "invalid job id" not in found.stderr.lower():
+            raise SlurmCommandError(argv, found.rc, found.stderr)
+    except SlurmCommandError as exc:
+        print(f"slurm-ext: warning: job {job_id} is taken to run: {exc}", file=sys.stderr)
+        return Standing(job_id, "")
+    rows = [words for line in found.stdout.splitlines() if (words := line.split())]
+    if not rows:
+        return Standing(job_id, _GONE)
+    names = [words[-1] for words in rows if len(words) > 1 and _ID.match(words[-1])]
+    if names and names != [job_id]:
+        array = all(name.startswith(f"{job_id}_") for name in names)
+        raise DataError(
+            f"job {job_id}",
+            "is an array" if array else f"is {', '.join(names[:4])} to Slurm",
+            f"name one task of the array, as in {names[0] if _single(names[0]) else f'{job_id}_1'}",
+        )
+    return Standing(job_id, rows[0][0], rows[0][1] if len(rows[0]) > 1 else "")
+
+
+def _single(name: str) -> bool:
+    return name.partition("_")[2].isdecimal()
+
+
+def last_pause(attempts: Sequence[Attempt]) -> tuple[Attempt, Paused] | None:
+    """The last attempt of a job that waits, where it left for the queue because of a pause."""
+    if not attempts or attempts[-1].ended_s is None or not attempts[-1].requeued:
+        return None
+    paused = read_paused(attempts[-1].reason)
+    return None if paused is None else (attempts[-1], paused)
+
+
+def own_attempts(directory: Path, job_id: str) -> tuple[Attempt, ...]:
+    """From the state directory of one's own job; empty (and a warning) where they are not there."""
+    path = directory / ledger.file_name(job_id)
+    try:
+        return ledger.load(path, job_id).attempts
+    except (ProtocolError, OSError) as exc:
+        print(f"slurm-ext: warning: {path} cannot be read: {exc}", file=sys.stderr)
+        return ()
+
+
+def told_attempts(spool: Path, owner: int, job_id: str) -> tuple[Attempt, ...]:
+    """From the owner's part of the spool, for everybody else."""
+    try:
+        known = Spool(spool).read_about(owner, (job_id,)).attempts.get((owner, job_id))
+    except SourceMissingError as exc:
+        print(f"slurm-ext: warning: {exc}", file=sys.stderr)
+        return ()
+    return () if known is None else known.attempts
