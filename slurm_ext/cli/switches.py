@@ -11,13 +11,14 @@ import argparse
 import csv
 import json
 import statistics
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from slurm_ext.cli.checkpoint import JobFolders, find
-from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.errors import DataError, SlurmExtError
 from slurm_ext.estimate.csvtext import COST_TEMPLATE, format_costs
 from slurm_ext.estimate.measurement import Cost, CostKind
 from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timeline
@@ -31,9 +32,16 @@ _COLOURS = {
     Kind.IN: "#009e73",
     Kind.SAVE: "#cc79a7",
     Kind.GROUP: "#d55e00",
+    Kind.START: "#f0e442",
     Kind.WAIT: "#bbbbbb",
 }
+_MOMENTS: dict[Literal[":", "--"], str] = {
+    ":": "old task durable",
+    "--": "new task's first step over",
+}
 _MB = 1e6
+# Of the most spans that a time line may have, with a long name each.
+_MAX_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,13 @@ class Shown:
 
     name: str
     line: Timeline
+
+    @property
+    def title(self) -> str:
+        """Which tasks it was between, and how they were switched."""
+        line = self.line
+        tasks = f" {line.old} -> {line.new}" if line.old else ""
+        return f"{self.name}{tasks}: {line.how}"
 
 
 def register(kinds: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -74,7 +89,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables, and draw where asked to."""
     if args.plot is not None and args.plot.suffix not in _FORMATS:
         raise DataError(str(args.plot), "is no kind of picture", f"end in {', '.join(_FORMATS)}")
-    shown = [item for place in args.places for item in read(place, several=len(args.places) > 1)]
+    shown: list[Shown] = []
+    wrong: list[SlurmExtError] = []
+    for place in args.places:
+        found, problems = read(place, several=len(args.places) > 1)
+        shown += found
+        wrong += problems
+    if wrong and not shown:
+        raise wrong[0]
+    for problem in wrong:
+        print(f"slurm-ext: left out: {problem}", file=sys.stderr)
     if args.json:
         print(json.dumps([{"name": s.name, **json.loads(s.line.to_json())} for s in shown]))
     else:
@@ -90,11 +114,12 @@ def run(args: argparse.Namespace) -> int:
         draw(shown, args.plot)
         if not args.json:
             print(f"picture in {args.plot}")
-    return 0
+    return 1 if wrong else 0
 
 
-def read(place: str, *, several: bool = False) -> list[Shown]:
-    """All switches of one place, in their order. Raises DataError where there are none."""
+def read(place: str, *, several: bool = False) -> tuple[list[Shown], list[SlurmExtError]]:
+    """All switches of one place, in their order, and what is wrong with those that cannot be
+    read. Raises DataError where there are none."""
     path = Path(place)
     if path.is_file():
         files = [path]
@@ -105,12 +130,26 @@ def read(place: str, *, several: bool = False) -> list[Shown]:
             raise DataError(
                 str(folder), "holds no switches", "did the job train more than one task of a chain?"
             )
-    found = []
+    found: list[Shown] = []
+    wrong: list[SlurmExtError] = []
     for file in files:
-        text = file.read_text(encoding="utf-8", errors="replace")
         name = f"{place} {file.stem}" if several else file.stem
-        found.append(Shown(name, parse_timeline(text, str(file))))
-    return found
+        try:
+            found.append(Shown(name, parse_timeline(_text(file), str(file))))
+        except SlurmExtError as exc:
+            wrong.append(exc)
+    return found, wrong
+
+
+def _text(file: Path) -> str:
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(_MAX_BYTES + 1)
+    except OSError as exc:
+        raise DataError(str(file), f"cannot be read ({exc.strerror})", "mend its rights") from exc
+    if len(data) > _MAX_BYTES:
+        raise DataError(str(file), f"is longer than {_MAX_BYTES} bytes", "it is no time line")
+    return data.decode(errors="replace")
 
 
 _KINDS = {
@@ -147,28 +186,63 @@ def table(item: Shown) -> list[str]:
     line = item.line
     start = min((span.start_s for span in line.spans), default=0.0)
     lines = [
-        f"{item.name}: {line.how}, {line.stages} stage{'s' if line.stages > 1 else ''};"
+        f"{item.title}, {line.stages} stage{'s' if line.stages > 1 else ''};"
         f" from the old task's last step to the new one's first {line.first_step_s:.2f} s,"
         f" until the old one was durable {line.durable_s:.2f} s"
     ]
-    heads = [*(kind.value for kind in Kind if kind is not Kind.WAIT), "idle", "MB out", "MB in"]
+    lines.append(
+        f"  seconds of each activity between {start:.2f} s and {line.end_s:.2f} s, counted from the"
+        " end of the old task's last step"
+    )
+    shown = [
+        kind
+        for kind in Kind
+        # Only a task of another form has the one, and then nothing of the rest.
+        if kind is not Kind.WAIT and (kind is not Kind.START or _any(line.spans, kind))
+    ]
+    heads = [*(kind.value for kind in shown), "idle", "MB out", "MB in"]
     lines.append("  stage " + " ".join(f"{head:>14}" for head in heads))
     for stage in range(line.stages):
-        mine = [span for span in line.spans if span.stage == stage]
+        mine = worked([span for span in line.spans if span.stage == stage])
         cells = [
             f"{busy_s((s for s in mine if s.kind is kind), start, line.end_s):.3f}"
-            for kind in Kind
-            if kind is not Kind.WAIT
+            for kind in shown
         ]
         working = [span for span in mine if span.kind is not Kind.WAIT]
         cells.append(f"{line.end_s - start - busy_s(working, start, line.end_s):.3f}")
-        cells += [f"{_moved(mine, kind):.1f}" for kind in (Kind.OUT, Kind.IN)]
+        cells += [_megabytes(mine, kind) for kind in (Kind.OUT, Kind.IN)]
         lines.append(f"  {stage:5} " + " ".join(f"{cell:>14}" for cell in cells))
     return lines
 
 
-def _moved(spans: Sequence[Span], kind: Kind) -> float:
-    return sum(span.nbytes for span in spans if span.kind is kind) / _MB
+def worked(spans: Sequence[Span]) -> list[Span]:
+    """One stage's spans, its computing without the waits inside it: a step waits for the new
+    task's layers in the middle of its forward."""
+    waits = sorted((s for s in spans if s.kind is Kind.WAIT), key=lambda span: span.start_s)
+    found: list[Span] = []
+    for span in spans:
+        if span.kind is not Kind.COMPUTE:
+            found.append(span)
+            continue
+        at = span.start_s
+        for wait in waits:
+            if wait.start_s > at:
+                found.append(replace(span, start_s=at, end_s=min(wait.start_s, span.end_s)))
+            at = max(at, wait.end_s)
+            if at >= span.end_s:
+                break
+        if at < span.end_s:
+            found.append(replace(span, start_s=at))
+    return found
+
+
+def _any(spans: Sequence[Span], kind: Kind) -> bool:
+    return any(span.kind is kind for span in spans)
+
+
+def _megabytes(spans: Sequence[Span], kind: Kind) -> str:
+    moved = sum(span.nbytes for span in spans if span.kind is kind) / _MB
+    return f"{moved:.1f}" if moved >= 1 or not moved else f"{moved:.2g}"
 
 
 def draw(shown: Sequence[Shown], path: Path) -> None:
@@ -176,12 +250,12 @@ def draw(shown: Sequence[Shown], path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
     except ModuleNotFoundError as exc:
-        raise DataError(
-            str(path), "matplotlib is not installed", "pip install 'slurm-ext[plots]'"
-        ) from exc
-    figure: Any = Figure(figsize=(11, 1.2 + sum(0.6 + 0.5 * s.line.stages for s in shown)))
+        raise DataError(str(path), "matplotlib is not installed", "pip install matplotlib") from exc
+    height = 1.5 + sum(0.6 + 0.5 * s.line.stages for s in shown)
+    figure: Any = Figure(figsize=(11, height))
     FigureCanvasAgg(figure)
     panels = figure.subplots(
         len(shown),
@@ -195,19 +269,26 @@ def draw(shown: Sequence[Shown], path: Path) -> None:
     panels[-1, 0].set_xlabel("seconds after the old task's last step")
     used = {span.kind for item in shown for span in item.line.spans}
     figure.legend(
-        handles=[Patch(color=_COLOURS[kind], label=kind.value) for kind in Kind if kind in used],
+        handles=[
+            *(Patch(color=_COLOURS[kind], label=kind.value) for kind in Kind if kind in used),
+            *(
+                Line2D([], [], color="black", linestyle=style, linewidth=0.8, label=words)
+                for style, words in _MOMENTS.items()
+            ),
+        ],
         loc="upper center",
-        ncols=len(used),
+        ncols=min(5, len(used) + len(_MOMENTS)),
         frameon=False,
     )
-    figure.tight_layout(rect=(0, 0, 1, 0.95))
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.5 / height))
     figure.savefig(path)
 
 
 def _panel(axes: Any, item: Shown) -> None:
     # Three lanes a stage: what computes or waits, what moves out and is saved, what moves in.
     lanes = {Kind.OUT: 1, Kind.SAVE: 1, Kind.IN: 2}
-    for span in item.line.spans:
+    # Waits last: they lie inside what computes.
+    for span in sorted(item.line.spans, key=lambda span: span.kind is Kind.WAIT):
         bottom = span.stage + 0.1 + 0.27 * lanes.get(span.kind, 0)
         axes.broken_barh(
             [(span.start_s, span.end_s - span.start_s)],
@@ -215,9 +296,9 @@ def _panel(axes: Any, item: Shown) -> None:
             color=_COLOURS[span.kind],
             linewidth=0,
         )
-    for moment, style in ((item.line.durable_s, ":"), (item.line.first_step_s, "--")):
+    for moment, style in zip((item.line.durable_s, item.line.first_step_s), _MOMENTS, strict=True):
         axes.axvline(moment, color="black", linestyle=style, linewidth=0.8)
     axes.set_ylim(item.line.stages, 0)
     axes.set_yticks([stage + 0.5 for stage in range(item.line.stages)])
     axes.set_yticklabels([f"stage {stage}" for stage in range(item.line.stages)])
-    axes.set_title(f"{item.name}: {item.line.how}", loc="left", fontsize=9)
+    axes.set_title(item.title, loc="left", fontsize=9)

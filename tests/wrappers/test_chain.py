@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -202,6 +204,34 @@ def test_a_chain_trains_what_its_tasks_train_alone(
     assert [done[name].step for name in ("first", "second", "third", "fourth")] == [4, 5, 4, 3]
 
 
+@pytest.mark.timeout(120)
+def test_the_first_example_of_the_documentation_runs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands there, with the variables of a plan without a pipeline; only shorter."""
+    page = (Path(__file__).parents[2] / "docs" / "switch.md").read_text()
+    (text,) = re.findall(r"(?m)(?:^    (?:common:|tasks:|  - ).*\n)+", page)
+    (command,) = re.findall(r"srun ft-run --chain tasks.yaml -- python -m slurm_ft.train(.*)", page)
+    text = re.sub(r"steps: \d+", "steps: 2", text).replace("output: out", f"output: {tmp_path}/out")
+    path = tmp_path / "tasks.yaml"
+    path.write_text(textwrap.dedent(text))
+    tasks = read_chain(path)
+    assert len(tasks) > 1
+    plan = {"FT_GPUS": "4", "FT_STAGES": "1", "FT_MICRO_BATCHES": "1"}
+    outcomes = run_ranks(
+        4,
+        trainer_rank,
+        ["--threads=1", "--chain", str(path), *command.split()],
+        distributed=False,
+        env=environment(tmp_path) | plan,
+        limit_s=100.0,
+    )
+    assert [outcome.code for outcome in outcomes] == [0] * 4, outcomes
+    done = ChainState(tmp_path / "state", tmp_path / "ckpt").done()
+    assert {name: record.step for name, record in done.items()} == {t.name: 2 for t in tasks}
+    assert "4 stages" in capfd.readouterr().out
+
+
 def test_the_time_line_tells_what_moved(tmp_path: Path) -> None:
     path = write_chain(tmp_path, BACKBONES)
     outcomes = run(tmp_path, 2, "--chain", str(path), *PIPELINE)
@@ -220,7 +250,9 @@ def test_the_time_line_tells_what_moved(tmp_path: Path) -> None:
         assert {span.stage for span in line.spans} == {0, 1}
 
 
-def test_a_chain_goes_on_where_it_was_stopped_and_takes_what_was_appended(tmp_path: Path) -> None:
+def test_a_chain_goes_on_where_it_was_stopped_and_takes_what_was_appended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path = write_chain(tmp_path)
     slow = ["--chain", str(path), "--emulate-step-s", "0.1", *PIPELINE]
 
@@ -236,6 +268,7 @@ def test_a_chain_goes_on_where_it_was_stopped_and_takes_what_was_appended(tmp_pa
     before = len((tmp_path / "loss.jsonl").read_text().splitlines())
     second = run(tmp_path, 2, *slow, attempt=1)
     assert [outcome.code for outcome in second] == [0, 0], second
+    assert re.search(r"(?m)^second goes on after step \d+$", capfd.readouterr().out)
     rows = [json.loads(line) for line in (tmp_path / "loss.jsonl").read_text().splitlines()]
     later = [(row["task"], row["step"]) for row in rows[before:]]
     assert "first" not in {task for task, _ in later}, "a task that was done is trained again"

@@ -22,13 +22,14 @@ from slurm_ft.comm import Comm
 from slurm_ft.session.agreement import Kind
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.switch import relay
-from slurm_ft.switch.chain import ChainState, read_chain
+from slurm_ft.switch.chain import ChainState, read_chain, running_chain
 from slurm_ft.switch.incoming import make_ready
 from slurm_ft.switch.links import EmulatedLink
 from slurm_ft.switch.pace import OwnPace, Unlimited
+from slurm_ft.switch.spread import layout_for
+from slurm_ft.switch.standing import End, read_standing
 from slurm_ft.train.layout import Layout, Wish
 from slurm_ft.train.models import build_model
-from slurm_ft.train.options import Options
 from slurm_ft.train.ranks import Ranks
 from slurm_ft.train.state import TaskState
 from slurm_ft.train.task import Task
@@ -202,24 +203,100 @@ def test_a_pause_during_a_switch_waits_until_nothing_moves(tmp_path: Path) -> No
 # --- failures beside training ---------------------------------------------------------------------
 
 
-def test_a_result_that_cannot_be_written_fails_all_ranks_and_loses_nothing(tmp_path: Path) -> None:
-    """Beside the second task's training the first one's result meets a file where its directory
-    should be: every rank ends with that error, the second task's steps are saved, and the next
-    start needs neither task's steps again."""
-    path = write_chain(tmp_path, two(40))
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "first").write_text("in the way")
-    outcomes = run(tmp_path, 2, "--chain", str(path), "--emulate-step-s=0.05", *PIPELINE)
-    assert codes(outcomes) == [1, 1], outcomes
-    assert done(tmp_path) == {}
-    before = losses(tmp_path)
-    assert 0 < len(before["second"]) < 40
+def test_a_result_that_cannot_be_written_takes_no_other_task_with_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A file comes into the way of the first one's directory while it trains: the second one is
+    trained to its end, the error names the first at the end of the chain, and the next start writes
+    its result without a step."""
+    path = write_chain(tmp_path, two(6).replace("steps: 3", "steps: 20"))
+
+    def in_the_way(_: list[int]) -> None:
+        wait_for_step(tmp_path, "first", 2)
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "first").write_text("in the way")
+
+    slow = ("--chain", str(path), "--emulate-step-s=0.1", *PIPELINE)
+    assert codes(run(tmp_path, 2, *slow, meanwhile=in_the_way)) == [1, 1]
+    said = capfd.readouterr().err
+    assert "not everything was written: the result of first is not written" in said
+    assert done(tmp_path) == {"second": 6}
+    assert weights(tmp_path, "second")
+    now = read_standing(tmp_path / "state" / "chain.d")
+    assert now is not None
+    assert (now.end, list(now.failed)) == (End.OVER, ["first"])
     (tmp_path / "out" / "first").unlink()
     assert codes(run(tmp_path, 2, "--chain", str(path), *PIPELINE, attempt=1)) == [0, 0]
     rows = [json.loads(line) for line in (tmp_path / "loss.jsonl").read_text().splitlines()]
     steps = [(row["task"], row["step"]) for row in rows]
-    assert len(steps) == len(set(steps)) == 43, "a step was made twice"
-    assert done(tmp_path) == {"first": 3, "second": 40}
+    assert len(steps) == len(set(steps)) == 26, "a step was made twice"
+    assert done(tmp_path) == {"first": 20, "second": 6}
+    assert weights(tmp_path, "first")
+
+
+def blind_rank(rank: int, argv: list[str]) -> None:
+    """Rank 1, which writes the second stage, finds no way to the second task's directory."""
+    if rank == 1:
+        real = relay.fault
+        relay.fault = lambda output: "no such mount" if "second" in output else real(output)
+    trainer_rank(rank, argv)
+
+
+def test_outputs_are_tried_by_the_ranks_that_write_before_anything_is_trained(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_chain(tmp_path, two(3) + "  - {name: third, steps: 2, output: /proc/none}\n")
+    outcomes = run_ranks(
+        2,
+        blind_rank,
+        ["--chain", str(path), "--threads=1", *PIPELINE],
+        distributed=False,
+        env=environment(tmp_path),
+        limit_s=60.0,
+    )
+    assert codes(outcomes) == [2, 2], outcomes
+    assert done(tmp_path) == {"first": 3}
+    said = capfd.readouterr().err
+    assert "second: rank 1: no such mount" in said
+    assert "third: rank 0: output='/proc/none': nothing can be written into /proc" in said
+    assert not (tmp_path / "ckpt" / "second").exists(), "it was trained in vain"
+
+
+def test_the_output_of_a_single_task_is_tried_before_its_first_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = run(tmp_path, 2, "--steps=2", "--global-batch=12", "--output=/proc/none")
+    assert codes(outcomes) == [1, 1]
+    assert "the result of task could not be written: rank 0: output=" in capfd.readouterr().err
+    assert not (tmp_path / "loss.jsonl").exists()
+
+
+# --- tasks that are taken out -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_task_that_was_made_ready_and_taken_out_is_not_trained(tmp_path: Path, size: int) -> None:
+    """The one behind it comes in its place, and equals what it is alone."""
+    text = two(4) + "  - {name: third, seed: 3, steps: 3, output: OUT/third}\n"
+    path = write_chain(tmp_path, text.replace("steps: 3, output: OUT/first", "steps: 20"))
+    argv = PIPELINE if size == 2 else []
+
+    def take_out(_: list[int]) -> None:
+        # By now the second one is being made ready.
+        wait_for_step(tmp_path, "first", 8)
+        chain = running_chain(tmp_path / "state")
+        with pytest.raises(ConfigError, match="it has begun"):
+            chain.remove("first")
+        assert chain.remove("second").name == "second"
+
+    slow = ("--chain", str(path), "--emulate-step-s=0.1", *argv)
+    assert codes(run(tmp_path, size, *slow, meanwhile=take_out)) == [0] * size
+    assert done(tmp_path) == {"first": 20, "third": 3}
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    alone(folder, read_chain(path)[2], size, *argv)
+    assert losses(tmp_path)["third"] == losses(folder)[""]
+    assert weights(tmp_path, "third") == weights(folder, "third")
 
 
 def full_disk_rank(rank: int, argv: list[str]) -> None:
@@ -354,18 +431,14 @@ def test_a_save_under_way_at_the_last_step_is_the_last_one(tmp_path: Path) -> No
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def options(task: Task, **wish: Any) -> Options:
-    return Options(task=task, wish=Wish(**wish))
-
-
 def test_a_task_of_another_global_batch_keeps_the_plans_local_batch_as_its_largest() -> None:
     plan = {"FT_GLOBAL_BATCH": "64", "FT_LOCAL_BATCH": "8", "FT_ACCUMULATION": "4"}
-    same = relay.layout_for(Task(global_batch=64), options(Task()), plan, 2)
+    same = layout_for(Task(global_batch=64), Wish(), plan, 2)
     assert (same.local_batch, same.accumulation) == (8, 4)
-    other = relay.layout_for(Task(global_batch=24), options(Task()), plan, 2)
+    other = layout_for(Task(global_batch=24), Wish(), plan, 2)
     assert (other.local_batch, other.accumulation) == (6, 2)
     with pytest.raises(ConfigError, match="blocks cannot be cut"):
-        relay.layout_for(Task(depth=1), options(Task(), stages=2), {}, 2)
+        layout_for(Task(depth=1), Wish(stages=2), {}, 2)
 
 
 def test_a_task_that_had_begun_comes_with_its_step_its_moments_and_its_random_states(

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from slurm_ft.switch.links import EmulatedLink
 from slurm_ft.switch.overlap import HostBuffers, StageSwitch, SwitchError
 from slurm_ft.switch.pace import OwnPace, SharedPace
 from slurm_ft.switch.plan import Block, Mode, Way, cold_plan, plan_stage
-from slurm_ft.switch.storages import Held, collect, mirror
+from slurm_ft.switch.storages import Held, collect, mark_of, mirror
 from slurm_ft.switch.timeline import Kind, Recorder, busy_s
 
 LAYERS = 8
@@ -107,6 +109,93 @@ def test_training_goes_on_after_a_switch_as_if_there_had_been_none() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True)
     )
+
+
+class Odd(nn.Module):
+    """What state hides in: running statistics, dropout, tied weights, a frozen layer."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        first, last = nn.Linear(16, 16), nn.Linear(16, 16)
+        last.weight = first.weight
+        still = nn.Linear(16, 16).requires_grad_(False)
+        drop = nn.Dropout(0.3)
+        self.parts = nn.ModuleList([first, nn.BatchNorm1d(16), drop, still, last])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+class OddRun:
+    """Momentum or Adam, a schedule, accumulated gradients and bf16, from a seed of its own."""
+
+    def __init__(self, seed: int, adam: bool) -> None:
+        self.model = Odd(seed)
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        self.optimizer: torch.optim.Optimizer
+        if adam:
+            self.optimizer = torch.optim.AdamW(trained, lr=0.01)
+        else:
+            self.optimizer = torch.optim.SGD(trained, lr=0.01, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            for _ in range(2):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = self.model(torch.randn(8, 16)).float().square().mean()
+                loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+
+
+@pytest.mark.parametrize("adam", [True, False])
+@pytest.mark.parametrize("spare", [0, 3000, 10**6])
+def test_state_of_every_kind_is_the_new_tasks_after_a_switch(adam: bool, spare: int) -> None:
+    """B goes on in A's memory where it stood; training it alone ends in the same bits."""
+    alone = OddRun(2, adam)
+    torch.manual_seed(50)
+    alone.steps(3)
+    scheduled, states = alone.schedule.state_dict(), torch.get_rng_state()
+    rates = [group["lr"] for group in alone.optimizer.param_groups]
+    wanted = contents(collect(list(alone.model.parts), alone.optimizer))
+    alone.steps(3)
+
+    here = OddRun(1, adam)
+    torch.manual_seed(60)
+    here.steps(4)
+    held = collect(list(here.model.parts), here.optimizer)
+    link = EmulatedLink(piece=100)
+    plan = plan_stage(facts(held), spare_bytes=spare)
+    switch = StageSwitch(plan, held, wanted, link, HostBuffers(link), Recorder(0))
+    switch.prefetch()
+    switch.drained()
+    switch.all_ready()
+    here.schedule.load_state_dict(scheduled)
+    for group, rate in zip(here.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    torch.set_rng_state(states)
+    here.steps(3)
+    there = contents(collect(list(alone.model.parts), alone.optimizer))
+    now = contents(collect(list(here.model.parts), here.optimizer))
+    assert now.keys() == there.keys()
+    assert any("running_mean" in key for key in now)
+    assert [key for key in now if not torch.equal(now[key], there[key])] == []
+
+
+@given(st.integers(1, 70_000), st.data())
+def test_a_mark_tells_every_changed_byte(size: int, data: st.DataObject) -> None:
+    generator = torch.Generator().manual_seed(size)
+    content = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator)
+    mark = mark_of(content)
+    assert mark_of(content.clone()) == mark
+    place, by = data.draw(st.integers(0, size - 1)), data.draw(st.integers(1, 255))
+    content[place] += by
+    assert mark_of(content) != mark
 
 
 def test_tied_tensors_move_once_and_stay_tied() -> None:

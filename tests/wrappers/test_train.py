@@ -370,6 +370,21 @@ def test_the_safetensors_library_reads_what_is_written(tmp_path):
     assert values(run_ranks(1, read_back, str(tmp_path), distributed=False)) == [[]]
 
 
+def test_a_run_that_has_diverged_keeps_no_target(tmp_path, capfd):
+    """Its scores are no numbers, and the class that argmax takes of them is sometimes right."""
+    out = tmp_path / "out"
+    argv = ("--steps=4", "--learning-rate=1e30", f"--output={out}", "--quality=top1>=0.01")
+    assert run_program(1, tmp_path, "run", *argv) == [0]
+    assert "top1>=0.01 MISSED" in capfd.readouterr().out
+
+    def refused(word: str) -> None:
+        raise AssertionError(f"{word} is no JSON")
+
+    manifest = json.loads((out / "result.json").read_text(), parse_constant=refused)
+    assert manifest["quality_kept"] is False
+    assert manifest["metrics"] == {"top1": 0.0, "loss": None}
+
+
 def test_a_missed_target_is_said(tmp_path, capfd):
     assert run_program(1, tmp_path, "run", "--steps=1", "--quality=loss<=0.0001") == [0]
     assert "loss<=0.0001 MISSED" in capfd.readouterr().out

@@ -14,6 +14,7 @@ from slurm_ext.domain.attempt import Attempt, Cause
 from slurm_ext.domain.document import ENDED, Correction, StaleRow, Truth
 from slurm_ext.domain.estimate import Source
 from slurm_ext.domain.plan import Verdict
+from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.spans import moment
 from tests.unit.cli.spooled import MADE_S, Site, decision, document, estimate, whole
 
@@ -247,6 +248,28 @@ def test_a_save_that_fails_is_seen_in_the_queue(
     )
     running.run("queue", "-h", "-o", "%c", "-j", "3,4")
     assert lines(capsys) == ["save fails (1100)", "save fails (none)"]
+
+
+def test_a_pause_is_seen_wherever_one_looks(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also while a report of the attempt before still lies there: what waits is not paused."""
+    hold = Hold(MADE_S - 60, MADE_S + 10**9, "alice", "memory")
+    running.write(
+        document(3, state="RUNNING", truth=told(hold=hold)),
+        document(4, truth=told(hold=hold)),
+    )
+    since, until = moment(hold.since_s, time.time()), moment(hold.until_s, time.time())
+    words = f"by alice since {since}, until {until} (release=memory)"
+    running.run("queue", "-h", "-o", "%H|%R", "-j", "3,4")
+    paused, waiting = sorted(lines(capsys), key=lambda line: "paused" not in line)
+    assert paused == f"{until}|paused {words}"
+    assert waiting.startswith("-|")
+    assert running.run("explain", "3") == 0
+    assert f"  Paused  {words}" in capsys.readouterr().out.splitlines()
+    running.run("queue", "--json", "-j", "3")
+    (found,) = json.loads(capsys.readouterr().out)
+    assert found["truth"]["hold"]["by"] == "alice"
 
 
 def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str]) -> None:

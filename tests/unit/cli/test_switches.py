@@ -49,10 +49,10 @@ def test_the_table_tells_seconds_and_bytes_of_each_stage(
     assert main(["report", "switch", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("switch-0000: overlapped, 2 stages")
-    heads = lines[1].replace("device to host", "d2h").replace("host to device", "h2d")
+    heads = lines[2].replace("device to host", "d2h").replace("host to device", "h2d")
     heads = heads.replace("durable save", "save").replace("group rebuild", "group")
     names = heads.replace("MB out", "MBout").replace("MB in", "MBin").split()
-    cells = dict(zip(names, lines[2].split(), strict=True))
+    cells = dict(zip(names, lines[3].split(), strict=True))
     assert cells == {
         "stage": "0",
         "compute": "2.000",
@@ -65,7 +65,64 @@ def test_the_table_tells_seconds_and_bytes_of_each_stage(
         "MBin": "3.0",
     }
     # Stage 1 did 0.8 + 0.5 s of the 3.5 s.
-    assert lines[3].split()[-3] == "2.200"
+    assert lines[4].split()[-3] == "2.200"
+
+
+def test_waiting_inside_a_step_is_not_computing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step waits for the new task's layers in the middle of its forward."""
+    waits = (
+        Span(0, Kind.WAIT, -5.0, -4.0),
+        Span(0, Kind.WAIT, 0.5, 0.8),
+        Span(0, Kind.WAIT, 1.0, 1.1),
+        Span(0, Kind.WAIT, 1.5, 1.7),
+    )
+    file = tmp_path / "switch-0000.json"
+    file.write_text(replace(LINE, spans=(*LINE.spans, *waits)).to_json())
+    assert main(["report", "switch", str(file)]) == 0
+    stage = capsys.readouterr().out.splitlines()[3].split()
+    # 1 s of the old step, and 0.6 to 1.6 s without 0.2, 0.1 and 0.1 s.
+    assert float(stage[1]) == pytest.approx(1.6)
+
+
+def test_a_damaged_one_among_others_is_named_and_the_others_are_shown(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = folder / "chain" / "switch-0002.json"
+    broken.write_text(LINE.to_json()[:100])
+    (folder / "chain" / "switch-0003.json").write_text(LINE.to_json())
+    assert main(["report", "switch", str(folder)]) == 1
+    said = capsys.readouterr()
+    assert "switch-0002.json" in said.err
+    shown = [line.split(":")[0] for line in said.out.splitlines() if line.startswith("switch-")]
+    assert shown == ["switch-0000", "switch-0001", "switch-0003"]
+
+
+def test_tasks_windows_and_little_bytes_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spans = (*LINE.spans[:2], Span(0, Kind.OUT, 0.0, 0.5, 4_200), Span(0, Kind.START, 0.5, 1.5))
+    line = replace(LINE, old="birds", new="cars", spans=spans)
+    (tmp_path / "one.json").write_text(line.to_json())
+    assert main(["report", "switch", str(tmp_path / "one.json")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("one birds -> cars: overlapped, 2 stages; ")
+    assert "between -1.00 s and 2.50 s" in said[1]
+    assert "cold start" in said[2]
+    assert said[3].split()[-2:] == ["0.0042", "0.0"]
+
+
+def test_a_picture_names_tasks_and_what_its_lines_mean(folder: Path) -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    line = replace(LINE, old="birds", new="cars")
+    (folder / "chain" / "switch-0000.json").write_text(line.to_json())
+    picture = folder / "both.svg"
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        assert main(["report", "switch", str(folder), "--plot", str(picture)]) == 0
+    text = picture.read_text()
+    for words in ("birds -&gt; cars: overlapped", "old task durable", "first step over"):
+        assert words in text, words
 
 
 def test_both_are_drawn_on_one_axis(folder: Path) -> None:
@@ -105,6 +162,18 @@ def test_a_place_without_switches_and_a_broken_file_are_named(
     assert main(["report", "switch", str(tmp_path)]) == 1
     assert "holds no switches" in capsys.readouterr().err
     broken = tmp_path / "switch-0000.json"
-    broken.write_text(LINE.to_json().replace('"stage":1', '"stage":7'))
-    assert main(["report", "switch", str(broken)]) == 1
-    assert "switch-0000.json" in capsys.readouterr().err
+    text = LINE.to_json()
+    for damaged in (
+        text.replace('"stage":1', '"stage":7'),
+        text[: len(text) // 2],
+        "",
+        "[]",
+        "\0" * 100,
+        text.replace('"stages":2', '"stages":2000000000'),
+        text.replace('"durable_s":', '"durable_s":NaN,"x":'),
+        text.replace('"durable_s":', '"durable_s":1e999,"x":'),
+        "[" * 100_000,
+    ):
+        broken.write_text(damaged)
+        assert main(["report", "switch", str(broken)]) == 1, damaged[:60]
+        assert "switch-0000.json" in capsys.readouterr().err, damaged[:60]

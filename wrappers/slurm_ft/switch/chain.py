@@ -8,8 +8,9 @@ The file lists tasks as the reference trainer knows them; keys that all of them 
       - {name: cars, seed: 2, steps: 300, output: out/cars}
 
 Tasks appended while the chain runs lie beside the job's other small files, one file each, in the
-order of their numbers; the directory belongs to the job's user. A task is done when its record
-says so, and the record is written last: after its final checkpoint and its result are durable.
+order of their numbers; the directory belongs to the job's user. The keys of ``common`` are of the
+file alone. A task is done when its record says so, and the record is written last: after its final
+checkpoint and its result are durable.
 """
 
 from __future__ import annotations
@@ -18,23 +19,27 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft.checkpoint.hashing import replace_durably, sync_directory, write_new
+from slurm_ft.switch.claims import Claims
 from slurm_ft.train.task import Task, make_task
 
 # Names become directories.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
+_NUMBER = re.compile(r"(\d{1,9})-")
 _ADDED = "chain.d"
 _GIVEN = "given"
 _CLOSED = "closed"
 _RECORDS = "chain"
 MAX_FILE_BYTES = 1 << 20
 MAX_TASKS = 10_000
+# Beside the directories of the tasks lie the chain's records and what a store keeps there.
+_RESERVED = re.compile(r"chain|LATEST|step-.*")
 # Between closing and looking again a chain does one listing of a directory.
 _REOPEN_S = 5.0
 
@@ -52,7 +57,7 @@ class Done:
 
 def read_chain(path: Path) -> list[Task]:
     """The tasks of a chain's file. Raises ConfigError naming the file, the task and the key."""
-    document = _read_yaml(path)
+    document = _parse(_read(path), path)
     common: Any = {}
     if isinstance(document, dict):
         unknown = sorted(str(key) for key in document.keys() - {"common", "tasks"})
@@ -72,12 +77,49 @@ def read_chain(path: Path) -> list[Task]:
 
 def read_task(path: Path) -> Task:
     """One task from a file of its own."""
-    document = _read_yaml(path)
+    return _task_in(_read(path), path)
+
+
+def _task_in(text: bytes, path: Path) -> Task:
+    document = _parse(text, path)
+    if isinstance(document, list) or (isinstance(document, dict) and "tasks" in document):
+        raise ConfigError(
+            str(path), "lists tasks, and one is wanted here", "write each into a file of its own"
+        )
     return _tasks([document], {}, path)[0]
+
+
+class _Taken:
+    """Names and output directories of tasks. Two results in one directory would be neither's."""
+
+    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+        self._names: set[str] = set()
+        self._outputs: dict[str, str] = {}
+        for task in tasks:
+            self._note(task)
+
+    def take(self, task: Task, place: str) -> None:
+        """Raise ConfigError where another task has its name or its output directory."""
+        if task.name in self._names:
+            raise ConfigError(f"{place}: name={task.name!r}", "is there twice", "rename one")
+        if task.output and (other := self._outputs.get(os.path.realpath(task.output))):
+            raise ConfigError(
+                f"{place}: output={task.output!r}",
+                f"is where the result of {other} goes",
+                "give each task a directory of its own",
+            )
+        self._note(task)
+
+    def _note(self, task: Task) -> None:
+        self._names.add(task.name)
+        if task.output:
+            # Links and relative paths lead to one place.
+            self._outputs.setdefault(os.path.realpath(task.output), task.name)
 
 
 def _tasks(rows: Sequence[Any], common: Mapping[str, Any], path: Path) -> list[Task]:
     found: list[Task] = []
+    taken = _Taken()
     for index, row in enumerate(rows, start=1):
         place = f"{path}: task {index}"
         if not isinstance(row, dict):
@@ -89,26 +131,56 @@ def _tasks(rows: Sequence[Any], common: Mapping[str, Any], path: Path) -> list[T
                 "names a directory",
                 "write a name of its own of letters, digits and _.-, up to 64",
             )
-        if any(task.name == other.name for other in found):
-            raise ConfigError(f"{place}: name={task.name!r}", "is there twice", "rename one")
+        if _RESERVED.fullmatch(task.name):
+            raise ConfigError(
+                f"{place}: name={task.name!r}", "has a meaning beside the tasks", "rename it"
+            )
+        taken.take(task, place)
         found.append(task)
     return found
 
 
-def _read_yaml(path: Path) -> Any:
-    import yaml
-
+def _read(path: Path) -> bytes:
     try:
         with open(path, "rb") as file:
             text = file.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise ConfigError(str(path), f"is longer than {MAX_FILE_BYTES} bytes", "cut it up")
-        return yaml.safe_load(text.decode())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as exc:
-        words = str(exc).splitlines()[0]
-        raise ConfigError(
-            str(path), f"cannot be read ({words})", "name a readable YAML file"
-        ) from exc
+    except OSError as exc:
+        raise _unreadable(path, exc) from exc
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(str(path), f"is longer than {MAX_FILE_BYTES} bytes", "cut it up")
+    return text
+
+
+def _parse(text: bytes, path: Path) -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """A key that stands twice is an error: the first one's tasks would be lost silently."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    if key.value in seen:
+                        words = f"{key.value} stands twice"
+                        raise yaml.constructor.ConstructorError(None, None, words, key.start_mark)
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text.decode(), Loader)  # noqa: S506: a safe loader
+    # ValueError: no UTF-8, or a date that there is not. RecursionError: thousands of brackets.
+    except (ValueError, RecursionError, yaml.YAMLError) as exc:
+        raise _unreadable(path, exc) from exc
+
+
+def _unreadable(path: Path, exc: Exception) -> ConfigError:
+    words = (str(exc).splitlines() or [type(exc).__name__])[0]
+    place, mark = str(path), getattr(exc, "problem_mark", None)
+    if mark is not None:
+        # The first line tells what was being read, and not what is wrong with it.
+        place, words = f"{path}: line {mark.line + 1}", getattr(exc, "problem", None) or words
+    return ConfigError(place, f"cannot be read ({words})", "name a readable YAML file")
 
 
 class ChainState:
@@ -122,6 +194,21 @@ class ChainState:
         self._added = state_dir / _ADDED
         self._records = checkpoint_dir / _RECORDS
         self._checkpoints = checkpoint_dir
+        self._state = state_dir
+        self.claims = Claims(self._added)
+        # Appended files as they were read: looking at hundreds of them must cost nothing, since it
+        # happens between two tasks.
+        self._read: dict[Path, tuple[tuple[int, ...], Task | ConfigError]] = {}
+
+    @property
+    def state_dir(self) -> Path:
+        """The job's directory of small files."""
+        return self._state
+
+    @property
+    def folder(self) -> Path:
+        """The directory in it that is the chain's."""
+        return self._added
 
     def checkpoints_of(self, task: Task) -> Path:
         """Directory of one task's checkpoints."""
@@ -146,17 +233,41 @@ class ChainState:
         return tasks
 
     def look(self, given: Sequence[Task]) -> tuple[list[Task], list[ConfigError]]:
-        """The same, with what is wrong with appended ones beside those that can be trained."""
-        tasks, wrong = list(given), list[ConfigError]()
+        """The same, with what is wrong with appended ones beside those that can be trained.
+
+        Tasks that were taken out are not there any more. Their names stay taken by those of the
+        file.
+        """
+        removed = self.claims.removed()
+        tasks, wrong, taken = list(given), list[ConfigError](), _Taken(given)
         for path in sorted(self._added.glob("[0-9]*.yaml")) if self._added.is_dir() else ():
             try:
-                task = read_task(path)
-                if any(task.name == other.name for other in tasks):
-                    raise ConfigError(f"{path}: name={task.name!r}", "is there twice", "rename one")
+                task = self._appended(path)
+                if task.name in removed:
+                    continue
+                taken.take(task, str(path))
                 tasks.append(task)
             except ConfigError as exc:
                 wrong.append(exc)
-        return tasks, wrong
+        return [task for task in tasks if task.name not in removed], wrong
+
+    def _appended(self, path: Path) -> Task:
+        try:
+            status = path.stat()
+        except OSError as exc:
+            raise _unreadable(path, exc) from exc
+        state = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        known = self._read.get(path)
+        if known is None or known[0] != state:
+            found: Task | ConfigError
+            try:
+                found = read_task(path)
+            except ConfigError as exc:
+                found = exc
+            known = self._read[path] = (state, found)
+        if isinstance(known[1], ConfigError):
+            raise known[1]
+        return known[1]
 
     def announce(self, file: Path) -> None:
         """Say, for `given`, that a chain of this file runs here."""
@@ -166,17 +277,28 @@ class ChainState:
             self._added / _GIVEN, f"{file.resolve()}\n{self._checkpoints.resolve()}\n".encode()
         )
 
-    def append(self, path: Path) -> Task:
-        """Append the task of a file to the chain; it is checked, and copied as it is."""
-        task = read_task(path)
-        if any(task.name == other.name for other in self.look(self.given())[0]):
+    def append(
+        self, path: Path, check: Callable[[Task, Sequence[Task]], None] | None = None
+    ) -> Task:
+        """Append the task of a file to the chain; it is checked, and copied as it is.
+
+        ``check`` is given the task and those before it, and raises ConfigError to refuse it.
+        """
+        content = _read(path)
+        task = _task_in(content, path)
+        given = self.given()
+        tasks = self.look(given)[0]
+        if any(task.name == other.name for other in (*given, *tasks)):
             raise ConfigError(
                 f"{path}: name={task.name!r}", "the chain has a task of this name", "rename it"
             )
+        _Taken(tasks).take(task, str(path))
+        if check is not None:
+            check(task, tasks)
         self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
-        content = path.read_bytes()
         self._refuse_closed()
-        number = 1 + max((int(p.name.split("-")[0]) for p in self._added.glob("[0-9]*")), default=0)
+        numbers = (_NUMBER.match(place.name) for place in self._added.iterdir())
+        number = 1 + max((int(found[1]) for found in numbers if found), default=0)
         while True:
             place = self._added / f"{number:06d}-{task.name}.yaml"
             try:
@@ -185,6 +307,7 @@ class ChainState:
                 break
             except FileExistsError:
                 number += 1
+        self.claims.forget(task.name)
         # The chain closes first and looks then; this wrote first and looks now. Either it has seen
         # the task, and opens again, or it has ended, and the task must not be promised.
         until = time.monotonic() + _REOPEN_S
@@ -193,6 +316,24 @@ class ChainState:
         if self.closed:
             place.unlink(missing_ok=True)
             self._refuse_closed()
+        return task
+
+    def remove(self, name: str) -> Task:
+        """Take a task out that has not begun. Raises ConfigError where it has, or is not there."""
+        given = self.given()
+        task = next((task for task in self.look(given)[0] if task.name == name), None)
+        if task is None:
+            raise ConfigError(name, "the chain has no task of this name", "see slurm-ext chain ls")
+        if name in self.done() or not self.claims.remove(name):
+            raise ConfigError(
+                name, "it has begun, or is done", "only tasks that wait can be taken out"
+            )
+        if all(task.name != name for task in given):
+            for path in self._added.glob(f"[0-9]*-{name}.yaml"):
+                if (match := _NUMBER.match(path.name)) and path.name[
+                    match.end() :
+                ] == f"{name}.yaml":
+                    path.unlink(missing_ok=True)
         return task
 
     @property

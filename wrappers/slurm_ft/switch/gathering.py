@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from dataclasses import dataclass, replace
 from slurm_ft.checkpoint.hashing import replace_durably
 from slurm_ft.comm import Comm
 from slurm_ft.switch.chain import ChainState
-from slurm_ft.switch.timeline import Kind, Recorder, Span, Timeline
+from slurm_ft.switch.timeline import MAX_SPANS, Kind, Recorder, Span, Timeline, joined
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -30,6 +33,8 @@ def gathering(
     how: str,
     model: str,
     limit_s: float,
+    old: str = "",
+    new: str = "",
 ) -> Callable[[], None]:
     """What the thread beside does once the new task's first step is over. Collective."""
     # Monotonic clocks of two nodes have nothing in common; their clocks of day nearly agree.
@@ -39,6 +44,7 @@ def gathering(
         deadline = time.monotonic() + limit_s
         while not marks.first_step_s and time.monotonic() < deadline:
             time.sleep(0.02)
+        spans = recorder.spans(-offset)
         rows = comm.gather(
             {
                 "last": marks.last_step_s + offset,
@@ -46,7 +52,7 @@ def gathering(
                 "first": marks.first_step_s + offset,
                 "spans": [
                     [s.stage, s.kind.value, s.start_s, s.end_s, s.nbytes, s.label]
-                    for s in recorder.spans(-offset)
+                    for s in joined(spans, MAX_SPANS // comm.size - len(Kind))
                 ],
             }
         )
@@ -60,16 +66,21 @@ def gathering(
         )
         line = Timeline(
             how,
-            1 + max(span.stage for span in spans),
+            1 + max((span.stage for span in spans), default=0),
             spans,
             last_step_s=0.0,
             durable_s=max(row["durable"] for row in rows) - origin,
             first_step_s=max(row["first"] for row in rows) - origin,
             model=model,
             gpus=comm.size,
+            old=old,
+            new=new,
         )
-        path = chain.next_timeline()
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_durably(path, line.to_json().encode() + b"\n")
+        try:
+            path = chain.next_timeline()
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_durably(path, line.to_json().encode() + b"\n")
+        except OSError as exc:  # a report is no reason to end training
+            _log.warning("the time line of a switch is not written: %s", exc)
 
     return gather

@@ -7,13 +7,14 @@ moves its bytes.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from slurm_ft.checkpoint import random_states
 from slurm_ft.checkpoint.store import CheckpointStore
@@ -27,10 +28,12 @@ from slurm_ft.train.state import TaskState
 from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class Incoming:
-    """Bytes by block key, content hashes of frozen blocks, and where the task stands.
+    """Bytes by block key, content hashes and marks of frozen blocks, and where the task stands.
 
     ``random`` are the random states that go with the step; empty where the task begins, since its
     seed tells them then.
@@ -39,6 +42,7 @@ class Incoming:
     task: Task
     content: dict[str, Tensor]
     digests: dict[str, str]
+    marks: dict[str, int] = field(default_factory=dict)
     step: int = 0
     position: Mapping[str, Any] = field(default_factory=dict)
     random: Mapping[str, Any] = field(default_factory=dict)
@@ -46,6 +50,11 @@ class Incoming:
     def keep_only(self, keys: set[str]) -> None:
         """It has arrived: only a frozen block's clean copy is of use any longer."""
         self.content = {key: value for key, value in self.content.items() if key in keys}
+
+    def clean_copy(self, key: str, mark: int | None) -> Tensor | None:
+        """The content that a frozen block came with, if that is what it holds (``mark``) now."""
+        same = mark is not None and self.marks.get(key) == mark
+        return self.content.get(key) if same else None
 
     def seed(self) -> None:
         """Set this process's random states to the task's."""
@@ -75,7 +84,7 @@ def make_ready(
     step, position, states = 0, dict[str, Any](), dict[str, Any]()
     if loaded is not None:
         step, position = loaded.step, dict(loaded.position)
-        check_position(step, position, layout)
+        check_position(step, position, layout, task)
         if ranks.rank < loaded.world_size:
             states, _ = random_states.read(loaded.path, random_states.file_name(ranks.rank))
     # Moments that begin at zero are not brought but cleared in place.
@@ -83,8 +92,10 @@ def make_ready(
     content = {entry.key: entry.bytes for entry in held}
     if ranks.device.type == "cuda":
         content = {key: value.pin_memory() for key, value in content.items()}
-    digests = {entry.key: entry.digest() for entry in held if entry.key in frozen}
-    return Incoming(task, content, digests, step, position, states)
+    still = [entry for entry in held if entry.key in frozen]
+    digests = {entry.key: entry.digest() for entry in still}
+    marks = {entry.key: entry.mark() for entry in still}
+    return Incoming(task, content, digests, marks, step, position, states)
 
 
 def held_by(trainer: Trainer) -> list[Held]:
@@ -93,29 +104,46 @@ def held_by(trainer: Trainer) -> list[Held]:
 
 
 def frozen_in(trainer: Trainer) -> set[str]:
-    """Keys of the storages that the present task does not train."""
+    """Keys of the storages that the present task does not train. Buffers are not among them:
+    they want no gradient either, and a forward changes them all the same."""
     return {
         entry.key
         for entry in collect(list(trainer.model.layers.values()), None)
-        if not any(getattr(user, "requires_grad", False) for user in entry.users)
+        if all(isinstance(user, nn.Parameter) and not user.requires_grad for user in entry.users)
     }
 
 
+def marks_of(held: Sequence[Held], frozen: set[str]) -> dict[str, int]:
+    """What the frozen storages hold now: that nobody trains them does not mean that nobody has
+    changed them."""
+    return {entry.key: entry.mark() for entry in held if entry.key in frozen}
+
+
 def blocks_of(
-    held: Sequence[Held], frozen: set[str], present: Incoming | None, incoming: Incoming
+    held: Sequence[Held], marks: Mapping[str, int], present: Incoming | None, incoming: Incoming
 ) -> list[Block]:
-    """What a plan has to know of each storage. ``present`` is what the present task came as."""
+    """What a plan has to know of each storage. ``marks`` are of the frozen ones; ``present`` is
+    what the present task came as."""
     blocks = []
     for entry in held:
-        still = entry.key in frozen
+        still = entry.key in marks
+        came = present if still and _unchanged(present, entry.key, marks[entry.key]) else None
         old = None
         if still:
-            known = {} if present is None else present.digests
-            old = known.get(entry.key) or entry.digest()
+            old = entry.digest() if came is None else came.digests[entry.key]
         new = incoming.digests.get(entry.key)
         # A frozen block whose clean copy the host still has need not leave.
-        clean = still and present is not None and entry.key in present.content
+        clean = came is not None and entry.key in came.content
         keep = not still or (old != new and not clean)
         fresh = entry.key not in incoming.content
         blocks.append(Block(entry.key, entry.layer, entry.nbytes, keep, old, new, fresh))
     return blocks
+
+
+def _unchanged(present: Incoming | None, key: str, mark: int) -> bool:
+    if present is None or key not in present.marks:
+        return False
+    if present.marks[key] == mark:
+        return True
+    _log.warning("task %s: %s is frozen and was changed all the same", present.task.name, key)
+    return False

@@ -18,7 +18,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from torch import Tensor
 
 import slurm_ft
 from slurm_ext.domain.errors import ConfigError, SlurmExtError
-from slurm_ft import variables
 from slurm_ft.checkpoint import random_states
+from slurm_ft.checkpoint.layout import examine
 from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.comm import Comm
 from slurm_ft.session.agreement import Kind as Wish
@@ -38,19 +38,37 @@ from slurm_ft.switch.beside import Beside, Job
 from slurm_ft.switch.chain import ChainState, Done, read_chain
 from slurm_ft.switch.following import Following
 from slurm_ft.switch.gathering import Marks, gathering
-from slurm_ft.switch.incoming import Incoming, blocks_of, frozen_in, held_by, make_ready
+from slurm_ft.switch.incoming import (
+    Incoming,
+    blocks_of,
+    frozen_in,
+    held_by,
+    make_ready,
+    marks_of,
+)
+from slurm_ft.switch.leaving import Leaving
 from slurm_ft.switch.links import CudaLink, EmulatedLink, Link
 from slurm_ft.switch.memory import device_free, host_free
 from slurm_ft.switch.naive import switch_naively
 from slurm_ft.switch.overlap import HostBuffers, StageSwitch, SwitchError
 from slurm_ft.switch.plan import Mode, StagePlan, plan_stage
-from slurm_ft.switch.storages import Held, address, mirror
+from slurm_ft.switch.spread import layout_for, ranks_on_node
+from slurm_ft.switch.standing import End, Teller
+from slurm_ft.switch.storages import Held
 from slurm_ft.switch.timeline import Kind, Recorder
-from slurm_ft.train.layout import Layout, resolve_layout
-from slurm_ft.train.models import stage_layers
+from slurm_ft.train.engine import substitute
+from slurm_ft.train.layout import Layout, stages_of
 from slurm_ft.train.options import Options
-from slurm_ft.train.program import Records, check_position, sayer, write_result
+from slurm_ft.train.output import fault
+from slurm_ft.train.program import (
+    Records,
+    check_position,
+    position_of,
+    sayer,
+    write_result,
+)
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
+from slurm_ft.train.results import ResultError
 from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer, metrics_of
 
@@ -78,36 +96,6 @@ def run_chain(options: Options, environ: Mapping[str, str], path: Path, how: str
     given = read_chain(path)
     with joined(environ, options.device) as ranks:
         Relay(options, environ, ranks, path, given, how).run()
-
-
-def layout_for(task: Task, options: Options, environ: Mapping[str, str], world: int) -> Layout:
-    """How a task of the chain is spread. Raises ConfigError where it cannot be.
-
-    The plan was made for one global batch. A task with another keeps the plan's local batch as its
-    largest one, for the sake of memory, and finds its own accumulation.
-    """
-    wish, own = options.wish, dict(environ)
-    planned = own.get(variables.GLOBAL_BATCH, "")
-    if planned.isdecimal() and int(planned) != task.global_batch:
-        own.pop(variables.ACCUMULATION, None)
-        local = own.pop(variables.LOCAL_BATCH, "")
-        if wish.max_local_batch is None and local.isdecimal():
-            wish = replace(wish, max_local_batch=max(1, int(local)))
-    layout = resolve_layout(own, wish, world=world, global_batch=task.global_batch)
-    try:
-        stage_layers(task, 0, layout.stages)
-    except ValueError as exc:
-        raise ConfigError(f"stages={layout.stages}", str(exc), "write fewer stages") from exc
-    return layout
-
-
-def _ranks_on_node(environ: Mapping[str, str]) -> int:
-    """As torchrun or Slurm says; memory is shared out by it."""
-    for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"):
-        number = environ.get(name, "").split("(")[0].split(",")[0]
-        if number.isdecimal():
-            return max(1, int(number))
-    return 1
 
 
 class _Present:
@@ -142,8 +130,10 @@ class Relay:
         self._switch: StageSwitch | None = None
         self._prepared: StageSwitch | None = None
         self._came_as: Incoming | None = None
+        # Of the frozen storages, when the switch was planned.
+        self._marks: dict[str, int] = {}
         self._present = _Present()
-        self._local = _ranks_on_node(environ)
+        self._local = ranks_on_node(environ)
         cuda = ranks.device.type == "cuda"
         self._link: Link = CudaLink(ranks.device) if cuda else EmulatedLink()
         self._buffers = HostBuffers(self._link)
@@ -161,7 +151,17 @@ class Relay:
             )
             if ft.rank == 0:
                 self._chain.announce(self._file)
-            self._following = Following(self._chain, self._given, ft.comm, self._unfit)
+            self._following = Following(
+                self._chain, self._given, ft.comm, self._unfit, self._unwritable
+            )
+            self._standing = Teller(
+                self._chain.folder,
+                writes=ft.rank == 0,
+                attempt=ft.attempt,
+                ranks=self._ranks.world,
+                wish=self._options.wish,
+                environ=self._environ,
+            )
             self._side, self._store = self._exchange()
             ft.on_agreed[Wish.FAIL] = self._fail_together
             self._pause = ft.on_agreed.get(Wish.PAUSE)
@@ -169,20 +169,31 @@ class Relay:
                 ft.on_agreed[Wish.PAUSE] = self._paused
             try:
                 self._all_tasks()
+                self._beside.finish(LIMIT_S)
+                self._beside.close()
             except SystemExit:
                 # Told to leave. What is on its way to the disk is worth a moment.
                 if not self._beside.idle(LEAVE_S) or self._beside.failed is not None:
                     why = self._beside.failed or f"not over within {LEAVE_S:g} s"
                     self._say(f"left before everything of the last switch was durable: {why}")
+                self._tell(End.LEFT)
                 raise
-            self._beside.finish(LIMIT_S)
-            self._beside.close()
+            except Exception as exc:
+                self._tell(End.FAILED, str(exc))
+                raise
+            self._tell(End.OVER)
             self._following.check_all_trained()
+
+    def _tell(self, end: End | None = None, why: str = "") -> None:
+        """Where the chain stands, for people."""
+        self._standing.outcomes(self._following.left_out, self._following.failed)
+        if end is not None:
+            self._standing.ends(end, why)
 
     # --- the chain ------------------------------------------------------------------------------
 
     def _all_tasks(self) -> None:
-        task = self._following.after(None) or self._following.last(None)
+        task = self._following.first() or self._following.last(None)
         if task is None:
             self._say("no task of the chain is left to train")
             return
@@ -196,6 +207,7 @@ class Relay:
             if following is None:
                 self._end(trainer, step, counts)
                 return
+            old = trainer.task.name
             marks = Marks(last_step_s=time.monotonic())
             came, goes = goes, Recorder(self._stage(trainer))
             why = "asked for" if self._how == "cold" else trainer.differs(following)
@@ -203,8 +215,10 @@ class Relay:
                 self._say(f"{following.name} starts cold after {trainer.task.name}: {why}")
                 self._end(trainer, step, counts)
                 marks.durable_s = time.monotonic()
+                came.add(Kind.SAVE, marks.last_step_s, marks.durable_s, label=old)
                 del trainer
                 trainer, step = self._cold(following)
+                came.add(Kind.START, marks.durable_s, time.monotonic(), label=following.name)
             else:
                 incoming = incoming or self._ready(trainer, following).result(LIMIT_S)
                 step = self._hand_over(trainer, step, incoming, counts, came, marks)
@@ -215,6 +229,8 @@ class Relay:
                 marks,
                 how="cold" if why else self._how,
                 model=self._environ.get("FT_MODEL", ""),
+                old=old,
+                new=following.name,
                 limit_s=LIMIT_S,
             )
             self._beside.do(gather)
@@ -233,16 +249,23 @@ class Relay:
         the next (``goes``).
         """
         task, options = trainer.task, self._options
+        self._standing.begins(task.name)
         following = self._following.after(task)
+        self._tell()
         job: Job[Incoming] | None = None
+        asked = False
         if following is not None and self._how != "cold" and not trainer.differs(following):
             job = self._ready(trainer, following)
         with Records(options, self._ranks, self._ft.attempt, task=task.name) as records:
             while step < task.steps:
                 if self._beside.failed is not None:
                     self._ft.want(Wish.FAIL)
-                if step == task.steps - 1 and job is not None and job.well():
-                    self._prefetch(trainer, job.result(), goes)
+                if step == task.steps - 1 and following is not None and job is not None:
+                    # Here, since between two tasks nobody waits for the others.
+                    job = self._wanted_still(following, job)
+                    asked = True
+                    if job is not None and job.well():
+                        self._prefetch(trainer, job.result(), goes)
                 began, began_s = time.perf_counter(), time.monotonic()
                 made = trainer.step(step + 1, options.emulate_step_s)
                 step += 1
@@ -260,14 +283,23 @@ class Relay:
                 self._ft.step(
                     step,
                     samples=trainer.layout.global_batch,
-                    position={"samples": step * trainer.layout.global_batch},
+                    position=position_of(step, trainer.layout, task),
                     compute_s=made.compute_s,
                 )
         if marks is not None and not marks.first_step_s:
             marks.first_step_s = time.monotonic()  # it came with all of its steps made
+        if job is not None and following is not None and not asked:
+            job = self._wanted_still(following, job)
         if job is None:
             return step, None
         return step, job.result(LIMIT_S)
+
+    def _wanted_still(self, task: Task, job: Job[Incoming]) -> Job[Incoming] | None:
+        """The task that was made ready, unless it was taken out meanwhile. Collective."""
+        if self._following.begins(task):
+            return job
+        self._say(f"{task.name} was taken out of the chain")
+        return None
 
     def _fail_together(self, _: int) -> None:
         """All ranks are at the same step, and beside training something failed on some of them."""
@@ -300,11 +332,21 @@ class Relay:
     # --- beginning and ending a task --------------------------------------------------------------
 
     def _layout(self, task: Task) -> Layout:
-        return layout_for(task, self._options, self._environ, self._ranks.world)
+        return layout_for(task, self._options.wish, self._environ, self._ranks.world)
+
+    def _unwritable(self, output: str) -> str:
+        """On each rank: why its part of a result could not be written there; "" = it could."""
+        # The first replica's ranks write, the manifest's among them.
+        wish = self._options.wish
+        return fault(output) if self._ranks.rank < stages_of(self._environ, wish) else ""
 
     def _unfit(self, task: Task) -> str:
+        """On rank 0: why a task cannot be trained here, or not be gone on with; "" = it can."""
         try:
-            self._layout(task)
+            layout = self._layout(task)
+            found = examine(self._chain.checkpoints_of(task)).complete
+            if found:
+                check_position(found[0].step, found[0].manifest.position, layout, task)
         except ConfigError as exc:
             return str(exc)
         return ""
@@ -317,13 +359,22 @@ class Relay:
         gc.collect()
         layout = self._layout(task)
         prepare_device(layout, self._ranks.device)
+        self._say(
+            f"{task.name}: {task.model}, {layout.local_batch} samples x {layout.gpus} x"
+            f" {layout.accumulation}, {layout.stages} stages, {layout.precision},"
+            f" frozen {task.frozen}"
+        )
+        if words := substitute(layout, self._ranks.device):
+            self._say(words)
         trainer = Trainer(task, layout, self._ranks)
         torch.manual_seed(task.seed)
         for index, layer in enumerate(trainer.model.layers.values()):
             layer.register_forward_pre_hook(self._gate(index))
         self._go_on(trainer, 0, {})
         step = self._ft.restore()
-        check_position(step, self._ft.position, layout)
+        check_position(step, self._ft.position, layout, task)
+        if step:
+            self._say(f"{task.name} goes on after step {step}")
         return trainer, step
 
     def _go_on(self, trainer: Trainer, step: int, position: Mapping[str, Any]) -> None:
@@ -360,7 +411,13 @@ class Relay:
         told = side.gather(list(counts))
         sums = None if told is None else [sum(column) for column in zip(*told, strict=True)]
         metrics = metrics_of(task, side.broadcast(sums))
-        write_result(task, layout, side, step, metrics, weights, self._say)
+        try:
+            write_result(task, layout, side, step, metrics, weights, self._say)
+        except ResultError as exc:
+            # Every rank has it. Neither the tasks behind nor the next start's need it.
+            self._following.unwritten(task, str(exc))
+            self._tell()
+            return
         problem = ""
         if side.rank == 0:
             try:
@@ -394,7 +451,8 @@ class Relay:
         )
 
     def _plan(self, trainer: Trainer, held: Sequence[Held], incoming: Incoming) -> StagePlan:
-        blocks = blocks_of(held, frozen_in(trainer), self._came_as, incoming)
+        self._marks = marks_of(held, frozen_in(trainer))
+        blocks = blocks_of(held, self._marks, self._came_as, incoming)
         device = self._ranks.device
         spare = device_free(device, self._local) if self._how == "overlapped" else 0
         return plan_stage(blocks, spare_bytes=spare, host_bytes=host_free(self._local))
@@ -402,10 +460,8 @@ class Relay:
     def _prefetch(self, trainer: Trainer, incoming: Incoming, recorder: Recorder) -> None:
         if self._how != "overlapped":
             return
-        if self._switch is not None:
-            # A task of one step may be the last before its own layers have all come.
-            self._switch.all_ready()
-            self._switch = None
+        # A task of one step may be the last before its own layers have all come.
+        self._all_here()
         held = held_by(trainer)
         plan = self._plan(trainer, held, incoming)
         self._buffers.reserve(plan)
@@ -413,6 +469,23 @@ class Relay:
             plan, held, incoming.content, self._link, self._buffers, recorder
         )
         self._prepared.prefetch()
+
+    def _all_here(self) -> None:
+        """The present task has come in whole, also what no forward has waited for."""
+        if self._switch is not None:
+            self._switch.all_ready()
+            self._switch = None
+
+    def _still_holds(self, prepared: StageSwitch | None, held: Sequence[Held]) -> bool:
+        """Whether what a switch was prepared on is still so."""
+        if prepared is None:
+            return False
+        if self._marks == {entry.key: entry.mark() for entry in held if entry.key in self._marks}:
+            return True
+        _log.warning("rank %d: the last step has changed what is frozen", self._ft.rank)
+        if not prepared.early_over(LIMIT_S):
+            raise SwitchError(f"prefetching took longer than {LIMIT_S:g} s")
+        return False
 
     def _hand_over(
         self,
@@ -426,51 +499,54 @@ class Relay:
         """The old task goes, the new one comes; returns the new one's step."""
         old, layout = trainer.task, trainer.layout
         self._ft.settle()
+        # A task that came with all its steps made has perhaps not used all of its layers.
+        self._all_here()
         saved = self._ft.last_saved_step == step
         states, meta = random_states.capture(), self._ft.meta()
-        came_as = self._came_as
-        state: dict[str, Any] = {}
-
-        def note(twins: Mapping[int, Tensor]) -> None:
-            known = dict(twins)
-            if came_as is not None:
-                for entry in held:
-                    if address(entry.bytes) not in known and entry.key in came_as.content:
-                        known[address(entry.bytes)] = came_as.content[entry.key]
-            state.update(mirror(trainer.state.state_dict(), known))
+        prepared, self._prepared = self._prepared, None
+        held, frozen = held_by(trainer), frozen_in(trainer)
+        if not self._still_holds(prepared, held):
+            prepared = None
+        plan = None if prepared is not None else self._plan(trainer, held, incoming)
+        leaving = Leaving(trainer.state, held, self._came_as, self._marks)
 
         def durable() -> None:
             began = time.monotonic()
             if not saved:
                 self._store.move(self._chain.checkpoints_of(old))
-                self._store.save(step, {"task": state}, meta, random=states)
-            self._result(layout, old, step, counts, state["model"])
+                self._store.save(step, {"task": leaving}, meta, random=states)
+            self._result(layout, old, step, counts, leaving.state_dict()["model"])
             marks.durable_s = time.monotonic()
             recorder.add(Kind.SAVE, began, marks.durable_s, label=old.name)
 
-        prepared, self._prepared = self._prepared, None
-        held, frozen = held_by(trainer), frozen_in(trainer)
         if self._how == "naive":
-            self._naively(held, incoming, trainer, recorder, note, durable)
+            assert plan is not None
+            self._naively(plan, held, incoming, recorder, leaving, durable)
+            incoming.keep_only(frozen)
         else:
-            switch = prepared or StageSwitch(
-                self._plan(trainer, held, incoming),
-                held,
-                incoming.content,
-                self._link,
-                self._buffers,
-                recorder,
-            )
+            if prepared is None:
+                assert plan is not None
+                prepared = StageSwitch(
+                    plan, held, incoming.content, self._link, self._buffers, recorder
+                )
+            switch = prepared
             if switch.serial:
 
                 def save_first(twins: Mapping[int, Tensor]) -> None:
-                    note(twins)
+                    leaving.note(twins)
                     self._beside.do(durable).result(LIMIT_S)
 
                 self._say(f"{old.name} is saved before {incoming.task.name} comes: {switch.words}")
                 switch.drained(save_first)
+
+                def when_here() -> None:
+                    switch.all_ready()
+                    switch.released()
+                    incoming.keep_only(frozen)
+
+                self._beside.do(when_here)
             else:
-                switch.drained(note)
+                switch.drained(leaving.note)
 
                 def when_gone() -> None:
                     switch.gone()
@@ -484,28 +560,30 @@ class Relay:
         incoming.seed()
         self._came_as = incoming
         self._go_on(trainer, incoming.step, incoming.position)
+        if incoming.step:
+            self._say(f"{incoming.task.name} goes on after step {incoming.step}")
         return incoming.step
 
     def _naively(
         self,
+        plan: StagePlan,
         held: Sequence[Held],
         incoming: Incoming,
-        trainer: Trainer,
         recorder: Recorder,
-        note: Callable[[Mapping[int, Tensor]], None],
+        leaving: Leaving,
         durable: Callable[[], None],
     ) -> None:
-        plan = self._plan(trainer, held, incoming)
         if plan.mode is not Mode.OVERLAPPED:
             raise SwitchError(f"the naive switch needs the host memory too: {plan.words}")
 
         def save(twins: Mapping[int, Tensor]) -> None:
-            note(twins)
+            leaving.note(twins)
             self._beside.do(durable).result(LIMIT_S)
 
         def rebuild() -> None:
             if self._ranks.group:
-                dist.new_group(backend="gloo")
+                limit = timedelta(seconds=self._ft.settings.collective_timeout_s)
+                dist.new_group(backend="gloo", timeout=limit)
 
         switch_naively(
             plan,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -19,6 +19,7 @@ from slurm_ext.domain.errors import ProtocolError
 
 TIMELINE_VERSION = 1
 MAX_SPANS = 100_000
+MAX_STAGES = 4096
 
 
 class Kind(StrEnum):
@@ -29,6 +30,7 @@ class Kind(StrEnum):
     IN = "host to device"
     SAVE = "durable save"
     GROUP = "group rebuild"
+    START = "cold start"
     WAIT = "wait"
 
 
@@ -51,7 +53,8 @@ class Timeline:
     ``how`` is naive, overlapped or cold. ``last_step_s`` is the end of the old task's last step,
     ``durable_s`` when its manifest was durable, ``first_step_s`` the end of the new task's first
     step (over all stages). The cost of a switch is what `cost_s` says, never less.
-    ``model`` is the name in the throughput table, ``gpus`` how many ranks switched.
+    ``model`` is the name in the throughput table, ``gpus`` how many ranks switched, ``old`` and
+    ``new`` are the tasks' names.
     """
 
     how: str
@@ -62,6 +65,8 @@ class Timeline:
     first_step_s: float
     model: str = ""
     gpus: int = 0
+    old: str = ""
+    new: str = ""
     version: int = TIMELINE_VERSION
 
     @property
@@ -91,6 +96,8 @@ def parse_timeline(text: str, place: str) -> Timeline:
         )
     if len(record.spans) > MAX_SPANS:
         raise ProtocolError(f"{place}: more than {MAX_SPANS} spans; not read")
+    if not 0 < record.stages <= MAX_STAGES:
+        raise ProtocolError(f"{place}: {record.stages} stages; not read")
     for span in record.spans:
         if not 0 <= span.stage < record.stages or span.end_s < span.start_s:
             raise ProtocolError(f"{place}: {span} is not a span of one of {record.stages} stages")
@@ -131,6 +138,26 @@ def shifted(spans: Iterable[Span], origin_s: float) -> Iterator[Span]:
     """The same spans on a clock that begins at ``origin_s``."""
     for span in spans:
         yield replace(span, start_s=span.start_s - origin_s, end_s=span.end_s - origin_s)
+
+
+def joined(spans: Sequence[Span], most: int) -> list[Span]:
+    """The spans; where they are too many, neighbours of one kind become one, with their bytes."""
+    found = sorted(spans, key=lambda span: (span.stage, span.kind.value, span.start_s))
+    size = -(-len(found) // max(1, most))
+    if size <= 1:
+        return list(spans)
+    result: list[Span] = []
+    count = 0
+    for span in found:
+        last = result[-1] if result else None
+        if last is None or (last.stage, last.kind) != (span.stage, span.kind) or count == size:
+            result.append(span)
+            count = 1
+            continue
+        end_s = max(last.end_s, span.end_s)
+        result[-1] = replace(last, end_s=end_s, nbytes=last.nbytes + span.nbytes)
+        count += 1
+    return result
 
 
 def busy_s(spans: Iterable[Span], start_s: float, end_s: float) -> float:

@@ -135,7 +135,7 @@ class Pipelined:
         self._layout, self._ranks, self._task = layout, ranks, task
         self._replica, self._stage = layout.place_of(ranks.rank)
         self._last = self._stage == layout.stages - 1
-        self._group, self._peers = _groups(layout, ranks.rank)
+        self._group, self._peers = _groups(layout, ranks)
         self._losses: list[Tensor] = []
         self._schedule = self._build_schedule()
 
@@ -248,6 +248,13 @@ def loses_no_sends(device: torch.device) -> bool:
     return device.type == "cuda" or hasattr(schedules, "_wait_batch_p2p")
 
 
+def substitute(layout: Layout, device: torch.device) -> str:
+    """What to say where another schedule than the wished one is taken; "" where it is not."""
+    if layout.stages > 1 and layout.schedule == "1f1b" and not loses_no_sends(device):
+        return "1F1B hangs on gloo with this torch: GPipe does the same with more memory"
+    return ""
+
+
 def practise(engine: Engine, rounds: Rounds) -> None:
     """One step whose gradients are dropped; see the module's docstring. Collective."""
     engine.step(rounds)
@@ -267,9 +274,15 @@ def _example(task: Task, rows: int, *, first: bool) -> Tensor:
     return torch.zeros(rows, task.length, dtype=torch.long)
 
 
-def _groups(layout: Layout, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def _groups(layout: Layout, ranks: Ranks) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """This rank's pipeline, and the ranks that hold the same stage. Every rank makes all."""
-    stages, mine = layout.stages, layout.place_of(rank)
+    stages, mine = layout.stages, layout.place_of(ranks.rank)
+    form = (stages, layout.replicas)
+    if form in ranks.parts:
+        return ranks.parts[form]
+    # A peer that died meanwhile is missed here at once, by its closed connections. A new group has
+    # none yet and would wait for it until the time-out.
+    dist.all_reduce(torch.zeros(1, device=ranks.device))
     # Not inherited from the world's group: a peer that dies now would be waited for by torch's own.
     limit = timedelta(seconds=float(os.environ.get(variables.COLLECTIVE_TIMEOUT_S) or 600))
     found: dict[str, Any] = {}
@@ -283,4 +296,5 @@ def _groups(layout: Layout, rank: int) -> tuple[dist.ProcessGroup, dist.ProcessG
         )
         if stage == mine[1]:
             found["peers"] = group
-    return found["pipeline"], found["peers"]
+    ranks.parts[form] = found["pipeline"], found["peers"]
+    return ranks.parts[form]

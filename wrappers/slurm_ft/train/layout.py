@@ -86,14 +86,22 @@ class Wish:
     grad_checkpointing: bool | None = None
 
 
+def stages_of(environ: Mapping[str, str], wish: Wish) -> int:
+    """Stages of a pipeline, of the option or the plan; 1 without either."""
+    return _given(environ, variables.STAGES, wish.stages) or 1
+
+
 def resolve_layout(
     environ: Mapping[str, str], wish: Wish, *, world: int, global_batch: int
 ) -> Layout:
     """The layout for ``world`` ranks. Raises ConfigError where the global batch cannot be kept."""
     local = _given(environ, variables.LOCAL_BATCH, wish.local_batch)
     accumulation = _given(environ, variables.ACCUMULATION, wish.accumulation)
-    stages = _given(environ, variables.STAGES, wish.stages) or 1
-    micro = _given(environ, variables.MICRO_BATCHES, wish.micro_batches)
+    stages = stages_of(environ, wish)
+    planned = _given(environ, variables.STAGES, None) or 1
+    # The plan's micro-batches are for the plan's stages.
+    told = environ if planned == stages else {}
+    micro = _given(told, variables.MICRO_BATCHES, wish.micro_batches)
     if world % stages:
         raise ConfigError(
             f"stages={stages}",

@@ -18,9 +18,10 @@ from torch import Tensor
 import slurm_ft
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft.comm import Comm
-from slurm_ft.train.engine import loses_no_sends
+from slurm_ft.train.engine import substitute
 from slurm_ft.train.layout import Layout, resolve_layout
 from slurm_ft.train.options import Options
+from slurm_ft.train.output import fault
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
 from slurm_ft.train.results import ResultError, part_name, write_manifest, write_part
 from slurm_ft.train.task import Task
@@ -45,8 +46,8 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
             f"{layout.local_batch} samples x {layout.gpus} x {layout.accumulation}, "
             f"{layout.stages} stages, {layout.precision}, frozen {task.frozen}"
         )
-        if layout.stages > 1 and layout.schedule == "1f1b" and not loses_no_sends(ranks.device):
-            say("1F1B hangs on gloo with this torch: GPipe does the same with more memory")
+        if words := substitute(layout, ranks.device):
+            say(words)
         trainer = Trainer(task, layout, ranks)
         with slurm_ft.session(
             state={"task": trainer.state},
@@ -55,7 +56,8 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
             checkpoint=options.checkpoint,
         ) as ft:
             done = ft.restore()
-            check_position(done, ft.position, layout)
+            check_position(done, ft.position, layout, task)
+            check_output(task, layout, ft.comm)
             if done:
                 say(f"goes on after step {done}")
             with Records(options, ranks, ft.attempt) as records:
@@ -71,7 +73,7 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
                     ft.step(
                         done,
                         samples=layout.global_batch,
-                        position={"samples": done * layout.global_batch},
+                        position=position_of(done, layout, task),
                         compute_s=made.compute_s,
                     )
             if options.checkpoint != "none" and ft.last_saved_step != done:
@@ -82,8 +84,51 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
         return metrics
 
 
-def check_position(done: int, position: Mapping[str, Any] | None, layout: Layout) -> None:
-    """Samples are counted by steps: another global batch would leave some out, or repeat them."""
+# What a checkpoint's weights and place in the data belong to. Steps, rates and targets may change
+# between two attempts; with another of these a run would be neither the old task nor the new one.
+_IDENTITY = (
+    "model",
+    "dim",
+    "depth",
+    "heads",
+    "classes",
+    "image",
+    "patch",
+    "vocab",
+    "length",
+    "samples",
+    "seed",
+    "backbone_seed",
+    "frozen_layers",
+)
+
+
+def position_of(step: int, layout: Layout, task: Task) -> dict[str, Any]:
+    """What a checkpoint notes beside weights: the place in the data, and which data of what."""
+    return {
+        "samples": step * layout.global_batch,
+        "task": {name: getattr(task, name) for name in _IDENTITY},
+    }
+
+
+def check_position(
+    done: int, position: Mapping[str, Any] | None, layout: Layout, task: Task
+) -> None:
+    """Raise ConfigError where a checkpoint is not of this task.
+
+    Samples are counted by steps: another global batch would leave some out, or repeat them.
+    """
+    then: Any = (position or {}).get("task")
+    if not done or not isinstance(then, Mapping):
+        then = {}
+    for name in _IDENTITY:
+        if name in then and then[name] != (now := getattr(task, name)):
+            key = "frozen" if name == "frozen_layers" else name  # as one writes it
+            raise ConfigError(
+                f"{key}={now}",
+                f"the checkpoint of step {done} of {task.name} was made with {then[name]}",
+                f"write {then[name]}, rename the task, or remove its checkpoints",
+            )
     samples = (position or {}).get("samples")
     if done and samples != done * layout.global_batch:
         raise ConfigError(
@@ -91,6 +136,15 @@ def check_position(done: int, position: Mapping[str, Any] | None, layout: Layout
             f"the checkpoint has {samples} samples after {done} steps",
             "go on with the global batch that it was made with",
         )
+
+
+def check_output(task: Task, layout: Layout, comm: Comm) -> None:
+    """Raise ResultError on all ranks where one of them could not write its part. Collective."""
+    first_replica = layout.place_of(comm.rank)[0] == 0
+    told = comm.gather(fault(task.output) if first_replica else "")
+    faults = [f"rank {rank}: {why}" for rank, why in enumerate(told or ()) if why]
+    if why := comm.broadcast(faults[0] if faults else ""):
+        raise ResultError(f"the result of {task.name} could not be written: {why}")
 
 
 def write_result(

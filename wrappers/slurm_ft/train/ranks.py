@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +24,18 @@ from slurm_ft.train.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Who this process is. ``group`` tells whether there is a process group."""
+    """Who this process is. ``group`` tells whether there is a process group.
+
+    ``parts`` are the groups of some of the ranks, by what they are for, as long as the ranks stay
+    together: tasks that follow each other use them again. A group cannot be given back safely, and
+    making one waits for every rank that it misses until the time-out.
+    """
 
     rank: int
     world: int
     device: torch.device
     group: bool
+    parts: dict[tuple[int, int], tuple[Any, Any]] = field(default_factory=dict, compare=False)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -92,7 +93,8 @@ def write_manifest(
         "samples": step * task.global_batch,
         "gpus": layout.gpus,
         "precision": layout.precision,
-        "metrics": dict(metrics),
+        # JSON has no NaN, and a reader that is strict would refuse the whole document.
+        "metrics": {k: v if math.isfinite(v) else None for k, v in metrics.items()},
         "quality_kept": None
         if task.quality is None
         else task.quality.kept(metrics[task.quality.metric]),

@@ -16,6 +16,8 @@ from typing import Any
 
 from slurm_ext.domain.errors import ConfigError
 
+# Random generators take no more.
+_SEEDS = 2**63
 _QUALITY = re.compile(r"(?P<metric>[A-Za-z][A-Za-z0-9_.-]*)(?P<comparison>>=|<=)(?P<bound>\S+)")
 
 
@@ -105,6 +107,32 @@ class Task:
         return self.learning_rate * (1.0 - 0.9 * min(1.0, (step - self.warmup_steps) / rest))
 
 
+# What fixes shapes and trainable parameters: two tasks that agree on it can share tensors.
+_FORM = (
+    "model",
+    "dim",
+    "depth",
+    "heads",
+    "classes",
+    "image",
+    "patch",
+    "vocab",
+    "length",
+    "global_batch",
+)
+
+
+def differs(old: Task, new: Task) -> str:
+    """Why ``new`` cannot take ``old``'s place in the same tensors, by its keys; "" = it can."""
+    for name in _FORM:
+        mine, other = getattr(old, name), getattr(new, name)
+        if mine != other:
+            return f"{name} is {other} and not {mine}"
+    if old.frozen_layers != new.frozen_layers:
+        return f"frozen is {new.frozen} and not {old.frozen}"
+    return ""
+
+
 def parse_target(text: str, model: ModelKind, place: str) -> Target:
     """Read ``METRIC>=X`` or ``METRIC<=X`` for a metric that the model has."""
     match = _QUALITY.fullmatch(text)
@@ -157,15 +185,16 @@ def _typed(key: str, value: Any, wanted: type, place: str) -> Any:
             return str(value) if value else None
         if wanted is ModelKind:
             return ModelKind(value)
+        # A key without a value, or an unquoted yes, is no name and no directory.
+        if value is None or isinstance(value, bool):
+            raise ValueError("no text and no number")
         if wanted is str:
             return str(value)
-        if isinstance(value, bool):
-            raise ValueError("a truth value")
         number = float(value)
         if wanted is int:
             if number != int(number):
                 raise ValueError("not whole")
-            return int(value)
+            return int(value)  # not of the float, which rounds large seeds
         return number
     except (ValueError, TypeError, OverflowError) as exc:
         kinds = {int: "a whole number", float: "a number", ModelKind: " or ".join(ModelKind)}
@@ -188,10 +217,15 @@ def _check(task: Task, place: str) -> None:
         refuse("heads", f"does not divide dim={task.dim}", "choose a divisor")
     if task.model is ModelKind.VIT and task.image % task.patch:
         refuse("patch", f"does not divide image={task.image}", "choose a divisor")
+    for key in ("seed", "backbone_seed"):
+        if not -_SEEDS <= getattr(task, key) < _SEEDS:
+            refuse(key, "too large", "write a number of up to 18 digits")
     if not 0 < task.learning_rate < float("inf"):
         refuse("learning_rate", "not above 0", "write for instance 0.003")
-    if task.warmup_steps < 0 or not task.weight_decay >= 0:
-        refuse("warmup_steps", "negative, or weight_decay is", "write 0 or more")
+    if task.warmup_steps < 0:
+        refuse("warmup_steps", "negative", "write 0 or more")
+    if not 0 <= task.weight_decay < float("inf"):
+        refuse("weight_decay", "not a number from 0 on", "write for instance 0.01")
     if task.frozen not in ("none", "backbone") and not task.frozen.isdecimal():
         refuse("frozen", "unknown", "write none, backbone or a number of layers")
     if task.frozen_layers > task.depth + 1:

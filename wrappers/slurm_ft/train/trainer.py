@@ -21,24 +21,10 @@ from slurm_ft.train.layout import Layout
 from slurm_ft.train.models import Stage, build_model, loss_of, stage_layers
 from slurm_ft.train.ranks import Ranks
 from slurm_ft.train.state import StateMismatchError, TaskState
-from slurm_ft.train.task import ModelKind, Task
+from slurm_ft.train.task import ModelKind, Task, differs
 
 # Of an evaluation: bounded, whatever the number of samples.
 _EVAL_BATCH = 64
-# What fixes shapes and trainable parameters: two tasks that agree on it can share tensors.
-_FORM = (
-    "model",
-    "dim",
-    "depth",
-    "heads",
-    "classes",
-    "image",
-    "patch",
-    "vocab",
-    "length",
-    "frozen_layers",
-    "global_batch",
-)
 
 
 def metrics_of(task: Task, sums: Sequence[float]) -> dict[str, float]:
@@ -103,18 +89,16 @@ class Trainer:
             if scores is not None:
                 scores = scores.cpu()
                 count = targets.numel()
-                right = int((scores.argmax(dim=-1) == targets).sum())
+                # Of scores that are no numbers argmax takes one all the same.
+                numbers = scores.isfinite().all(dim=-1)
+                right = int(((scores.argmax(dim=-1) == targets) & numbers).sum())
                 loss = float(loss_of(scores, targets))
                 sums += torch.tensor([loss * count, right, count], dtype=torch.float64)
         return sums
 
     def differs(self, task: Task) -> str:
         """Why ``task`` cannot take this one's place in the same tensors; "" = it can."""
-        for name in _FORM:
-            mine, other = getattr(self.task, name), getattr(task, name)
-            if mine != other:
-                return f"{name} is {other} and not {mine}"
-        return ""
+        return differs(self.task, task)
 
     @property
     def model(self) -> Stage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,24 @@ def test_a_bare_list_is_a_chain(tmp_path: Path) -> None:
         ("task: [{name: a}]", "task: there is no such key"),
         ("- {name: a", "cannot be read"),
         ("common: {name: a}\ntasks: [{seed: 1}]", "name=None"),
+        # A key without a value must not become a directory "None", nor a bare yes one "True".
+        ("- {name: }", "task 1: name=None"),
+        ("- {name: a, output: }", "task 1: output=None"),
+        ("- {name: yes}", "task 1: name=True"),
+        # Beside the tasks' directories: the chain's records, the files of a store.
+        ("- {name: chain}", "name='chain'"),
+        ("- {name: LATEST}", "name='LATEST'"),
+        ("- {name: step-000000000001}", "name='step-000000000001'"),
+        # Found on the first day, not when the ranks come to the task.
+        ("- {name: a, seed: 99999999999999999999999}", "seed=99999999999999999999999"),
+        ("- {name: a, weight_decay: .inf}", "weight_decay=inf"),
+        # What a YAML reader takes without a word, or fails at with errors of its own.
+        ("tasks: [{name: a}]\ntasks: [{name: b}]", "tasks stands twice"),
+        ("- {name: a, steps: 3, steps: 4}", "steps stands twice"),
+        ("- {name: 2020-13-45}", "month must be in 1..12"),
+        ("tasks: " + "[" * 3000, "cannot be read"),
+        ("- {name: a, output: out}\n- {name: b, output: ./out}", "the result of a goes"),
+        ("common: {output: out}\ntasks: [{name: a}, {name: b}]", "the result of a goes"),
     ],
 )
 def test_an_unusable_file_is_one_clear_error(tmp_path: Path, text: str, words: str) -> None:
@@ -61,6 +80,17 @@ def test_an_unusable_file_is_one_clear_error(tmp_path: Path, text: str, words: s
         read_chain(path)
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_two_results_do_not_share_a_directory_by_way_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to("out")
+    path = tmp_path / "t.yaml"
+    path.write_text(
+        f"- {{name: a, output: {tmp_path}/out/x}}\n- {{name: b, output: {tmp_path}/link/x}}"
+    )
+    with pytest.raises(ConfigError, match="the result of a goes"):
+        read_chain(path)
 
 
 def test_appended_tasks_come_last_in_their_order(file: Path, tmp_path: Path) -> None:
@@ -110,6 +140,64 @@ def test_each_switch_has_a_file_of_its_own(tmp_path: Path) -> None:
     first.parent.mkdir(parents=True)
     first.write_text("")
     assert chain.next_timeline() == chain.timeline_path(1)
+
+
+def test_an_append_does_not_take_anothers_output_directory(file: Path, tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    one = tmp_path / "one.yaml"
+    one.write_text(f"{{name: first, output: {tmp_path}/out}}")
+    chain.append(one)
+    one.write_text(f"{{name: second, output: {tmp_path}/./out}}")
+    with pytest.raises(ConfigError, match="the result of first goes"):
+        chain.append(one)
+    # Written there by hand: left out, and the others are trained.
+    place = tmp_path / "state" / "chain.d" / "000002-second.yaml"
+    place.write_text(one.read_text())
+    tasks, wrong = chain.look(read_chain(file))
+    assert [task.name for task in tasks] == ["birds", "cars", "first"]
+    assert ["000002-second.yaml" in str(problem) for problem in wrong] == [True]
+    # What was seen once is not read again, and what was mended is.
+    place.write_text(f"{{name: second, output: {tmp_path}/other}}")
+    assert [task.name for task in chain.look(read_chain(file))[0]][-1] == "second"
+
+
+def test_an_append_is_read_once(file: Path, tmp_path: Path) -> None:
+    """A pipe gives its content once: what was checked must be what is kept."""
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    reader, writer = os.pipe()
+    os.write(writer, b"{name: piped, steps: 3}")
+    os.close(writer)
+    assert chain.append(Path(f"/dev/fd/{reader}")).name == "piped"
+    os.close(reader)
+    assert chain.look([])[1] == []
+    assert [task.name for task in chain.look([])[0]] == ["piped"]
+
+
+def test_a_foreign_file_beside_the_appended_ones_stops_nobody(file: Path, tmp_path: Path) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    (tmp_path / "state" / "chain.d" / "1note.txt").write_text("mine")
+    one = tmp_path / "one.yaml"
+    one.write_text("{name: first}")
+    chain.append(one)
+    assert [task.name for task in chain.look([])[0]] == ["first"]
+
+
+def test_hundreds_of_appended_tasks_are_not_read_again_between_two_tasks(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(file)
+    one = tmp_path / "one.yaml"
+    for number in range(100):
+        one.write_text(f"{{name: t{number}}}")
+        chain.append(one)
+    chain.look([])
+    monkeypatch.setattr(chain_module, "read_task", lambda path: pytest.fail(f"{path} again"))
+    other = [task.name for task in chain.look([])[0]]
+    assert other == [f"t{number}" for number in range(100)]
 
 
 def test_a_broken_append_stops_nobody_and_is_named(

@@ -10,7 +10,7 @@ import pytest
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.switch.chain import ChainState, Done
-from slurm_ft.switch.following import Following
+from slurm_ft.switch.following import Following, UnwrittenError
 from slurm_ft.train.task import Task, make_task, values_of
 
 THREE = "- {name: a, steps: 2}\n- {name: b, steps: 2, depth: 9}\n- {name: c, steps: 2}\n"
@@ -109,7 +109,9 @@ def test_other_ranks_need_not_see_the_file(chain: ChainState) -> None:
     far = Following(
         chain,
         [],
-        FarComm({"task": values_of(task), "error": "", "before": {"far": 7}, "total": 9}),
+        FarComm(
+            {"task": values_of(task), "error": "", "try": [], "before": {"far": 7}, "total": 9}
+        ),
         lambda _: "",
     )
     assert far.after(None) == task
@@ -136,3 +138,81 @@ def test_a_task_crosses_to_other_ranks_as_it_is(quality: str) -> None:
         {"name": "t", "quality": quality, "learning_rate": 0.1 + 0.2, "frozen": "2"}, "here"
     )
     assert make_task(values_of(task), "there") == task
+
+
+# --- outputs, what is taken out, what is not written ----------------------------------------------
+
+
+def test_outputs_are_tried_once_and_the_first_that_cannot_be_written_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "tasks.yaml").write_text(
+        "- {name: a, output: good}\n- {name: b, output: bad}\n- {name: c, output: fine}\n"
+    )
+    chain = ChainState(tmp_path / "state", tmp_path / "ckpt")
+    chain.announce(tmp_path / "tasks.yaml")
+    tried: list[str] = []
+
+    def trial(output: str) -> str:
+        tried.append(output)
+        return "no such mount" if output == "bad" else ""
+
+    order = Following(chain, chain.given(), SoloComm(), lambda _: "", trial)
+    a = order.first()
+    assert name(a) == "a"
+    assert tried == ["good", "bad", "fine"]
+    assert order.left_out == {"b": "b: rank 0: no such mount"}, "said before its turn comes"
+    late = tmp_path / "late.yaml"
+    late.write_text("{name: late, output: elsewhere}")
+    chain.append(late)
+    c = order.after(a)
+    assert name(c) == "c"
+    assert name(order.after(c)) == "late"
+    assert tried == ["good", "bad", "fine", "elsewhere"]
+    assert order.left_out == {"b": "b: rank 0: no such mount"}
+    with pytest.raises(ConfigError, match="b: rank 0: no such mount"):
+        order.check_all_trained()
+
+
+def test_a_task_that_begins_cannot_be_taken_out_and_the_other_way_round(chain: ChainState) -> None:
+    order = following(chain)
+    a = order.first()
+    assert a is not None
+    with pytest.raises(ConfigError, match="it has begun"):
+        chain.remove("a")
+    b = order.after(a)
+    assert b is not None
+    chain.remove("b")
+    assert not order.begins(b)
+    c = order.last(a)
+    assert name(c) == "c"
+    with pytest.raises(ConfigError, match="it has begun"):
+        chain.remove("c")
+    assert order.total_steps == 4, "what was taken out is no part of the row of steps"
+
+
+def test_a_task_whose_result_is_not_written_is_not_begun_again_and_named(
+    chain: ChainState,
+) -> None:
+    order = following(chain, unfit="b")
+    a = order.first()
+    assert a is not None
+    order.unwritten(a, "the result of a is not written: disk full")
+    c = order.after(a)
+    assert name(c) == "c"
+    assert order.last(c) is None
+    with pytest.raises(UnwrittenError, match=r"b: too deep; the result of a .*is complete"):
+        order.check_all_trained()
+    # The next start finds it with all of its steps, and only its result is missing.
+    assert name(following(chain, unfit="b").first()) == "a"
+
+
+def test_without_links_tasks_are_trained_all_the_same(
+    chain: ChainState, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.symlink", refused)
+    assert name(following(chain).first()) == "a"
+    assert "that a has begun is not noted" in caplog.text

@@ -35,6 +35,19 @@ def test_options_win_over_the_plan():
     assert not resolve_layout(PLAN, off, world=4, global_batch=64).grad_checkpointing
 
 
+def test_the_plans_micro_batches_are_for_the_plans_stages():
+    """A plan without a pipeline says one micro-batch; --stages alone must be enough."""
+    plan = {"FT_GPUS": "4", "FT_STAGES": "1", "FT_MICRO_BATCHES": "1"}
+    layout = resolve_layout(plan, Wish(stages=4), world=4, global_batch=64)
+    assert (layout.stages, layout.micro_batches) == (4, 4)
+    assert resolve_layout(PLAN, Wish(stages=2), world=4, global_batch=64).micro_batches == 4
+    assert resolve_layout({"FT_MICRO_BATCHES": "2"}, Wish(), world=4, global_batch=64) == Layout(
+        4, 16, 1, 1, 2
+    )
+    wish = Wish(stages=4, micro_batches=8)
+    assert resolve_layout(plan, wish, world=4, global_batch=64).micro_batches == 8
+
+
 def test_without_a_plan_the_ranks_share_the_batch():
     assert resolve_layout({}, Wish(), world=4, global_batch=64).local_batch == 16
     small = resolve_layout({}, Wish(max_local_batch=6), world=4, global_batch=64)
