@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slurm_ft.switch import relay
+from slurm_ft.switch import handover, relay
 from slurm_ft.switch.chain import read_chain
 from slurm_ft.train import engine
 from slurm_ft.train.trainer import Step, Trainer
@@ -165,15 +165,16 @@ def test_a_task_that_comes_with_all_its_steps_made_is_whole_before_it_goes(tmp_p
 def little_memory_rank(rank: int, argv: list[str]) -> list[int]:
     """Host memory takes nothing of what leaves; bytes kept of what came, after each task."""
     kept: list[int] = []
-    relay.host_free = lambda ranks: 0
-    relay.device_free = lambda device, ranks: 0
+    handover.host_free = lambda ranks: 0
+    handover.device_free = lambda device, ranks: 0
     all_tasks = relay.Relay._all_tasks
 
     def wrapped(self: relay.Relay) -> None:
         all_tasks(self)
         self._beside.finish(30.0)
-        assert self._came_as is not None
-        kept.append(sum(len(content) for content in self._came_as.content.values()))
+        came_as = self._handover._came_as
+        assert came_as is not None
+        kept.append(sum(len(content) for content in came_as.content.values()))
 
     relay.Relay._all_tasks = wrapped  # type: ignore[method-assign]
     trainer_rank(rank, argv)

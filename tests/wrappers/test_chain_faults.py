@@ -21,7 +21,7 @@ from slurm_ft.checkpoint.store import CheckpointStore
 from slurm_ft.comm import Comm
 from slurm_ft.session.agreement import Kind
 from slurm_ft.session.comms.solo import SoloComm
-from slurm_ft.switch import relay
+from slurm_ft.switch import fitness, handover, relay
 from slurm_ft.switch.chain import ChainState, read_chain, running_chain
 from slurm_ft.switch.incoming import make_ready
 from slurm_ft.switch.links import EmulatedLink
@@ -81,8 +81,8 @@ def slow_link_rank(rank: int, argv: list[str], out: float | None, inwards: float
             OwnPace(out) if out else Unlimited(), OwnPace(inwards) if inwards else Unlimited(), 4096
         )
 
-    relay.EmulatedLink = link  # type: ignore[assignment,misc]
-    relay.device_free = lambda device, ranks: 0
+    handover.EmulatedLink = link  # type: ignore[assignment,misc]
+    handover.device_free = lambda device, ranks: 0
     trainer_rank(rank, argv)
 
 
@@ -154,16 +154,16 @@ class _Pauses:
         all_tasks = relay.Relay._all_tasks
 
         def wrapped(self: relay.Relay) -> None:
-            go_on = self._go_on
+            go_on, switches = self._go_on, list[Any]()
 
             def going(trainer: Any, step: int, position: Mapping[str, Any]) -> None:
                 go_on(trainer, step, position)
                 if trainer.task.name == "second":
+                    switches.append(self._handover._switch)
                     self._ft.want(Kind.PAUSE, 1)
 
             def pause(epoch: int) -> None:
-                switch = self._switch
-                assert switch is not None
+                (switch,) = switches
                 moving = any(thread.is_alive() for thread in switch._threads)
                 pauses.seen.append((moving, self._beside.idle(0.0)))
                 # What a pause gives back is the task that trains now.
@@ -237,8 +237,8 @@ def test_a_result_that_cannot_be_written_takes_no_other_task_with_it(
 def blind_rank(rank: int, argv: list[str]) -> None:
     """Rank 1, which writes the second stage, finds no way to the second task's directory."""
     if rank == 1:
-        real = relay.fault
-        relay.fault = lambda output: "no such mount" if "second" in output else real(output)
+        real = fitness.fault
+        fitness.fault = lambda output: "no such mount" if "second" in output else real(output)
     trainer_rank(rank, argv)
 
 

@@ -16,6 +16,10 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
+# A first step, a save of everything: what the thread may wait for, and be waited for, before
+# somebody gives up.
+LIMIT_S = 1800.0
+
 
 class Job(Generic[T]):
     """Something that the thread does, and its outcome."""
