@@ -94,7 +94,9 @@ class Lead:
         if attempts.unsure_before(self._ledger, self._identity.attempt):
             argv = act.ends_of_attempts(self._identity.job_id)
             try:
-                supervisor.command(argv, self._close_earlier, act.environment(os.environ))
+                supervisor.command(
+                    argv, self._close_earlier, act.environment(os.environ), ignored=PASSED_ON
+                )
             except CommandError:
                 self._close_earlier(0, "")
         self._warn_of_truncation()
@@ -252,7 +254,8 @@ class Lead:
 
         try:
             argv = act.show_job(self._slurm_name)
-            supervisor.command(argv, then, act.environment(os.environ))
+            # Slurm signals the step once more while it is asked; the answer is wanted all the same.
+            supervisor.command(argv, then, act.environment(os.environ), ignored=PASSED_ON)
         except CommandError as exc:
             self._tell(f"Slurm cannot be asked: {exc}")
 

@@ -215,9 +215,10 @@ class Supervisor:
             else:
                 self._hear(info)
         self.ending.ended_s = time.time()
-        # What still runs holds the job's output open, and nobody waits for its answer any more.
+        # What still runs holds the job's output open, and nobody waits for its answer any more. A
+        # command that has one only asks, and may ignore TERM; a helper ends in order.
         for pid, (read_end, _) in self._commands.items():
-            processes.send_group(pid, signal.SIGTERM)
+            processes.send_group(pid, signal.SIGTERM if read_end is None else signal.SIGKILL)
             if read_end is not None:
                 os.close(read_end)
         return self.ending
