@@ -271,6 +271,15 @@ class Config(BaseModel):
         le=1,
         allow_inf_nan=False,
     )
+    hold_out: float = _key(
+        2.5,
+        "A job declines a start on which it would take more than so many times as long as waiting"
+        " for more GPUs and running on them; these GPUs are left to other jobs. 1000 declines"
+        " practically none.",
+        ge=1,
+        le=1000,
+        allow_inf_nan=False,
+    )
     gpu_memory_gb: dict[str, Positive] = _key(
         dict,
         "GPU type as in gres.conf to its memory. Configurations known to need more are left out;"

@@ -115,6 +115,7 @@ def policy_from(config: Config) -> Policy:
             margin=config.margin,
             waiting_limit_s=config.waiting_limit_s,
             time_limit_s=config.solver_time_limit_s,
+            hold_out=config.hold_out,
         )
     )
 

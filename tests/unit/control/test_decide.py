@@ -58,6 +58,19 @@ def test_auto_is_capped_by_the_administrator_and_every_refusal_is_told(tmp_path)
     assert 12 not in counts(decided, job)
 
 
+@pytest.mark.parametrize(("factor", "started"), [(1.0, False), (1000.0, True)])
+def test_how_long_a_job_holds_out_is_configured(tmp_path, factor, started):
+    """Four GPUs are free for long work, and all others come free in a minute."""
+    bench = Bench(tmp_path, hold_out=factor)
+    nodes = bench.slurm.nodes
+    gpus = sum(node.gpus for node in nodes.values()) - 4
+    short = bench.submit(gpus, 1000, auto=False, nodes=len(nodes) - 1, time_limit_s=60.0)
+    bench.slurm.start(short)
+    job = bench.submit(gpus=8, samples=10**6, nodes=2)
+    decision = plan(bench).plan.decisions[job]
+    assert (decision.verdict is Verdict.START) is started, decision.reason
+
+
 def test_the_efficiency_floor_is_the_configured_one(tmp_path):
     bench = Bench(tmp_path, efficiency_floor=0.99)
     job = bench.submit(gpus=4)
