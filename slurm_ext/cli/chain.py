@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,9 +80,7 @@ def run_add(args: argparse.Namespace) -> int:
                 raise ConfigError(
                     place, f"the chain's {now.ranks} ranks cannot train it: {why}", _UNCHECKED
                 )
-            # As the job's ranks will find it, wherever this command is given.
-            below = now.directory if now is not None else ""
-            if why := fault(os.path.join(below, task.output) if task.output else ""):
+            if why := fault(chain.output_of(task)):
                 raise ConfigError(place, f"{why} from this machine", _UNCHECKED)
         if before and (why := differs(before[-1], task)):
             cold.append(f"; it will start cold after {before[-1].name}: {why}")

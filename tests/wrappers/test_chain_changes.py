@@ -195,6 +195,36 @@ def test_with_little_host_memory_tasks_are_equal_and_nothing_is_kept(
     same_as_alone(tmp_path, path, 2, *PIPELINE)
 
 
+def one_short_rank(rank: int, argv: list[str]) -> None:
+    """Host memory takes nothing of what leaves rank 1."""
+    if rank == 1:
+        handover.host_free = lambda ranks: 0
+    trainer_rank(rank, argv)
+
+
+def test_the_naive_switch_is_refused_on_all_ranks_where_one_has_no_host_memory(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those that have room do not wait for it until a time-out."""
+    path = write_chain(tmp_path, THREE.replace("FORM", SAME))
+    argv = ["--chain", str(path), "--threads=1", *PIPELINE]
+    env = environment(tmp_path)
+    began = time.monotonic()
+    outcomes = run_ranks(
+        2, one_short_rank, [*argv, "--switch=naive"], distributed=False, env=env, limit_s=60.0
+    )
+    assert codes(outcomes) == [1, 1], outcomes
+    assert time.monotonic() - began < int(env["FT_COLLECTIVE_TIMEOUT_S"]), "they waited"
+    said = capfd.readouterr().err
+    assert said.count("rank 1 has no room for the ") == 2, "not said on both ranks"
+    assert "rank 0 has no room" not in said
+    assert done(tmp_path) == {}
+    # With the switch that the message names the same ranks train it all.
+    outcomes = run_ranks(2, one_short_rank, argv, distributed=False, env=env, limit_s=60.0)
+    assert codes(outcomes) == [0, 0], outcomes
+    assert done(tmp_path) == {"first": 3, "second": 3, "third": 2}
+
+
 # --- the chain's file between attempts ------------------------------------------------------------
 
 

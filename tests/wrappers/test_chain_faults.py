@@ -171,8 +171,8 @@ class _Pauses:
                 assert self._present.trainer.task.name == "second"
 
             self._go_on = going  # type: ignore[method-assign]
-            self._pause = pause
-            self._ft.on_agreed[Kind.PAUSE] = self._paused
+            self._agreed._pause = pause
+            self._ft.on_agreed[Kind.PAUSE] = self._agreed.pause
             all_tasks(self)
 
         relay.Relay._all_tasks = wrapped  # type: ignore[method-assign]
@@ -506,11 +506,11 @@ def test_jobs_that_are_over_are_not_kept() -> None:
     beside = Beside("test")
     big = Big()
     seen = weakref.ref(big)
-    job = beside.do(lambda held=big: None)  # type: ignore[misc]
+    job = beside.do(lambda held=big: None, "a job")  # type: ignore[misc]
     job.result(5.0)
     del big, job
     until = time.monotonic() + 5
-    beside.do(lambda: None).result(5.0)
+    beside.do(lambda: None, "another").result(5.0)
     while seen() is not None and time.monotonic() < until:
         gc.collect()
     assert seen() is None

@@ -14,7 +14,7 @@ from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.errors import SlurmCommandError
 from slurm_ext.slurm.process import Answer
 from slurm_ft.requeue.attempts import file_name, store
-from slurm_ft.switch.chain import ChainState, Done
+from slurm_ft.switch.chain import ChainState, Done, read_chain
 from slurm_ft.switch.standing import End, Teller
 from slurm_ft.train.layout import Wish
 
@@ -188,6 +188,7 @@ def test_a_relative_output_is_below_the_jobs_directory(
     jobs = tmp_path / "jobs"
     jobs.mkdir()
     monkeypatch.chdir(jobs)
+    chain.announce(tmp_path / "tasks.yaml")
     teller(chain)
     monkeypatch.chdir(tmp_path)
     (jobs / "taken").write_text("a file")
@@ -195,6 +196,55 @@ def test_a_relative_output_is_below_the_jobs_directory(
     one.write_text("{name: t, global_batch: 8, output: taken/out}")
     assert main(["chain", "add", str(chain.state_dir), str(one)]) == 1
     assert f"nothing can be written into {jobs / 'taken'}" in capsys.readouterr().err
+
+
+def test_outputs_are_compared_as_the_jobs_ranks_see_them(
+    chain: ChainState,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A relative output is below the directory in which the job runs, and not where a task is
+    added: one directory under two names is refused, and two of one name are not."""
+    jobs, mine = tmp_path / "jobs", tmp_path / "mine"
+    jobs.mkdir()
+    mine.mkdir()
+    file = tmp_path / "tasks.yaml"
+    file.write_text("- {name: birds, output: out/birds}\n- {name: cars, output: out/cars}\n")
+    monkeypatch.chdir(jobs)
+    chain.announce(file)
+    monkeypatch.chdir(mine)
+    one = tmp_path / "one.yaml"
+    add = ["chain", "add", str(chain.state_dir), str(one)]
+    one.write_text(f"{{name: late, output: {jobs}/out/birds}}")
+    assert main(add) == 1
+    assert "is where the result of birds goes" in capsys.readouterr().err
+    one.write_text(f"{{name: late, output: {mine}/out/birds}}")
+    assert main(add) == 0
+    one.write_text("{name: later, output: ../mine/out/birds}")
+    assert main(add) == 1
+    assert "is where the result of late goes" in capsys.readouterr().err
+    assert main(["chain", "ls", str(chain.state_dir)]) == 0, capsys.readouterr().err
+    # The chain's own rank 0 sees the same.
+    monkeypatch.chdir(jobs)
+    tasks, wrong = chain.look(read_chain(file))
+    assert ([task.name for task in tasks], wrong) == (["birds", "cars", "late"], [])
+
+
+def test_a_chains_file_is_read_as_the_jobs_ranks_read_it(
+    chain: ChainState,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From another directory its tasks' outputs must not become one."""
+    (tmp_path / "jobs").mkdir()
+    file = tmp_path / "tasks.yaml"
+    file.write_text(f"- {{name: birds, output: out}}\n- {{name: cars, output: {tmp_path}/out}}\n")
+    monkeypatch.chdir(tmp_path / "jobs")
+    chain.announce(file)
+    monkeypatch.chdir(tmp_path)
+    assert list(listed(chain, capsys)) == ["birds", "cars"]
 
 
 def test_an_added_task_that_starts_cold_is_said_to(

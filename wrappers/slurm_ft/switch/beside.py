@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from slurm_ext.domain.errors import SlurmExtError
+
 T = TypeVar("T")
 
 # A first step, a save of everything: what the thread may wait for, and be waited for, before
@@ -21,11 +23,22 @@ T = TypeVar("T")
 LIMIT_S = 1800.0
 
 
-class Job(Generic[T]):
-    """Something that the thread does, and its outcome."""
+class LateError(SlurmExtError):
+    """Something that is done beside training was not over in time."""
 
-    def __init__(self, work: Callable[[], T]) -> None:
+    def __init__(self, what: str, limit_s: float) -> None:
+        super().__init__(
+            f"{what}: not over within {limit_s:g} s beside training: look for a file system that"
+            " does not answer, or for a rank that stands still"
+        )
+
+
+class Job(Generic[T]):
+    """Something that the thread does, and its outcome. ``what`` names it in errors."""
+
+    def __init__(self, work: Callable[[], T], what: str) -> None:
         self._work = work
+        self.what = what
         self._over = threading.Event()
         self._value: T | None = None
         self._error: BaseException | None = None
@@ -42,10 +55,10 @@ class Job(Generic[T]):
         """Wait until it is over; False past the limit."""
         return self._over.wait(limit_s)
 
-    def result(self, limit_s: float | None = None) -> T:
-        """Its outcome; raises what it raised, or TimeoutError past the limit."""
+    def result(self, limit_s: float = LIMIT_S) -> T:
+        """Its outcome; raises what it raised, or LateError past the limit."""
         if not self._over.wait(limit_s):
-            raise TimeoutError(f"not over within {limit_s:g} s")
+            raise LateError(self.what, limit_s)
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[return-value]
@@ -74,9 +87,9 @@ class Beside:
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
 
-    def do(self, work: Callable[[], T]) -> Job[T]:
-        """Give it a job."""
-        job = Job(work)
+    def do(self, work: Callable[[], T], what: str) -> Job[T]:
+        """Give it a job; ``what`` names it in errors."""
+        job = Job(work, what)
         # What is over holds a task's memory: it must not pile up over a long chain.
         self._given = [*(each for each in self._given if not each.done()), job]
         self._jobs.put(job)
@@ -97,7 +110,7 @@ class Beside:
     def finish(self, limit_s: float) -> None:
         """Wait for all jobs so far, and raise what the first that failed has raised."""
         if not self.idle(limit_s):
-            raise TimeoutError(f"not over within {limit_s:g} s")
+            raise LateError(", ".join(job.what for job in self._given if not job.done()), limit_s)
         if self._failed is not None:
             raise self._failed
 

@@ -55,8 +55,11 @@ class Done:
     ended_s: float
 
 
-def read_chain(path: Path) -> list[Task]:
-    """The tasks of a chain's file. Raises ConfigError naming the file, the task and the key."""
+def read_chain(path: Path, directory: str = "") -> list[Task]:
+    """The tasks of a chain's file. Raises ConfigError naming the file, the task and the key.
+
+    ``directory`` is the one that relative outputs are below, "" for that of this process.
+    """
     document = _parse(_read(path), path)
     common: Any = {}
     if isinstance(document, dict):
@@ -72,7 +75,7 @@ def read_chain(path: Path) -> list[Task]:
         raise ConfigError(str(path), "lists no tasks", "write tasks: and a list")
     if len(document) > MAX_TASKS:
         raise ConfigError(str(path), f"lists more than {MAX_TASKS} tasks", "cut it up")
-    return _tasks(document, common, path)
+    return _tasks(document, common, path, _Taken(directory))
 
 
 def read_task(path: Path) -> Task:
@@ -86,13 +89,17 @@ def _task_in(text: bytes, path: Path) -> Task:
         raise ConfigError(
             str(path), "lists tasks, and one is wanted here", "write each into a file of its own"
         )
-    return _tasks([document], {}, path)[0]
+    return _tasks([document], {}, path, _Taken())[0]
 
 
 class _Taken:
-    """Names and output directories of tasks. Two results in one directory would be neither's."""
+    """Names and output directories of tasks. Two results in one directory would be neither's.
 
-    def __init__(self, tasks: Iterable[Task] = ()) -> None:
+    ``directory`` is the one that relative outputs are below, "" for that of this process.
+    """
+
+    def __init__(self, directory: str = "", tasks: Iterable[Task] = ()) -> None:
+        self._directory = directory
         self._names: set[str] = set()
         self._outputs: dict[str, str] = {}
         for task in tasks:
@@ -102,7 +109,7 @@ class _Taken:
         """Raise ConfigError where another task has its name or its output directory."""
         if task.name in self._names:
             raise ConfigError(f"{place}: name={task.name!r}", "is there twice", "rename one")
-        if task.output and (other := self._outputs.get(os.path.realpath(task.output))):
+        if task.output and (other := self._outputs.get(self._place(task))):
             raise ConfigError(
                 f"{place}: output={task.output!r}",
                 f"is where the result of {other} goes",
@@ -113,13 +120,15 @@ class _Taken:
     def _note(self, task: Task) -> None:
         self._names.add(task.name)
         if task.output:
-            # Links and relative paths lead to one place.
-            self._outputs.setdefault(os.path.realpath(task.output), task.name)
+            self._outputs.setdefault(self._place(task), task.name)
+
+    def _place(self, task: Task) -> str:
+        """Links and relative paths lead to one place."""
+        return os.path.realpath(os.path.join(self._directory, task.output))
 
 
-def _tasks(rows: Sequence[Any], common: Mapping[str, Any], path: Path) -> list[Task]:
+def _tasks(rows: Sequence[Any], common: Mapping[str, Any], path: Path, taken: _Taken) -> list[Task]:
     found: list[Task] = []
-    taken = _Taken()
     for index, row in enumerate(rows, start=1):
         place = f"{path}: task {index}"
         if not isinstance(row, dict):
@@ -168,7 +177,7 @@ def _parse(text: bytes, path: Path) -> Any:
             return super().construct_mapping(node, deep)
 
     try:
-        return yaml.load(text.decode(), Loader)  # noqa: S506: a safe loader
+        return yaml.load(text.decode(), Loader)  # a safe loader
     # ValueError: no UTF-8, or a date that there is not. RecursionError: thousands of brackets.
     except (ValueError, RecursionError, yaml.YAMLError) as exc:
         raise _unreadable(path, exc) from exc
@@ -187,14 +196,16 @@ class ChainState:
     """What lies on disk of a running chain.
 
     ``state_dir`` is the job's directory of small files, ``checkpoint_dir`` that of its checkpoints;
-    both are the same in every attempt. Only rank 0 writes.
+    both are the same in every attempt. ``directory`` is the one in which the job's ranks run, ""
+    where that is this process's too: relative outputs are below it. Only rank 0 writes.
     """
 
-    def __init__(self, state_dir: Path, checkpoint_dir: Path) -> None:
+    def __init__(self, state_dir: Path, checkpoint_dir: Path, directory: str = "") -> None:
         self._added = state_dir / _ADDED
         self._records = checkpoint_dir / _RECORDS
         self._checkpoints = checkpoint_dir
         self._state = state_dir
+        self._directory = directory
         self.claims = Claims(self._added)
         # Appended files as they were read: looking at hundreds of them must cost nothing, since it
         # happens between two tasks.
@@ -209,6 +220,10 @@ class ChainState:
     def folder(self) -> Path:
         """The directory in it that is the chain's."""
         return self._added
+
+    def output_of(self, task: Task) -> str:
+        """Where the job's ranks write a task's result; "" where they write none."""
+        return os.path.join(self._directory, task.output) if task.output else ""
 
     def checkpoints_of(self, task: Task) -> Path:
         """Directory of one task's checkpoints."""
@@ -239,7 +254,7 @@ class ChainState:
         file.
         """
         removed = self.claims.removed()
-        tasks, wrong, taken = list(given), list[ConfigError](), _Taken(given)
+        tasks, wrong, taken = list(given), list[ConfigError](), _Taken(self._directory, given)
         for path in sorted(self._added.glob("[0-9]*.yaml")) if self._added.is_dir() else ():
             try:
                 task = self._appended(path)
@@ -270,12 +285,11 @@ class ChainState:
         return known[1]
 
     def announce(self, file: Path) -> None:
-        """Say, for `given`, that a chain of this file runs here."""
+        """Say, for `running_chain`, that a chain of this file runs here."""
         self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.reopen()
-        replace_durably(
-            self._added / _GIVEN, f"{file.resolve()}\n{self._checkpoints.resolve()}\n".encode()
-        )
+        lines = f"{file.resolve()}\n{self._checkpoints.resolve()}\n{os.getcwd()}\n"
+        replace_durably(self._added / _GIVEN, os.fsencode(lines))
 
     def append(
         self, path: Path, check: Callable[[Task, Sequence[Task]], None] | None = None
@@ -292,7 +306,7 @@ class ChainState:
             raise ConfigError(
                 f"{path}: name={task.name!r}", "the chain has a task of this name", "rename it"
             )
-        _Taken(tasks).take(task, str(path))
+        _Taken(self._directory, tasks).take(task, str(path))
         if check is not None:
             check(task, tasks)
         self._added.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -359,10 +373,10 @@ class ChainState:
     def given(self) -> list[Task]:
         """The tasks of the chain's own file; none where it was never announced."""
         try:
-            file = Path((self._added / _GIVEN).read_text().splitlines()[0])
-        except (OSError, IndexError):
+            file, _, _ = _announced(self._added)
+        except (OSError, ValueError):
             return []
-        return read_chain(file)
+        return read_chain(Path(file), self._directory)
 
     def done(self) -> dict[str, Done]:
         """Records of the tasks that are done, by name."""
@@ -398,12 +412,22 @@ class ChainState:
 def running_chain(state_dir: Path) -> ChainState:
     """The chain of a job, from its directory of small files. Raises ConfigError without one."""
     try:
-        lines = (state_dir / _ADDED / _GIVEN).read_text().splitlines()
-        return ChainState(state_dir, Path(lines[1]))
-    except (OSError, IndexError) as exc:
+        _, checkpoint_dir, directory = _announced(state_dir / _ADDED)
+        return ChainState(state_dir, Path(checkpoint_dir), directory)
+    except (OSError, ValueError) as exc:
         raise ConfigError(
             str(state_dir), "no chain has begun here", "was the job started with ft-run --chain?"
         ) from exc
+
+
+def _announced(folder: Path) -> tuple[str, str, str]:
+    """The chain's file, the directory of its checkpoints, and the one in which its ranks run.
+
+    Raises OSError where nothing was announced, ValueError where it is something else.
+    """
+    text = os.fsdecode((folder / _GIVEN).read_bytes())
+    file, checkpoint_dir, directory = text.removesuffix("\n").split("\n")
+    return file, checkpoint_dir, directory
 
 
 def remaining(tasks: Sequence[Task], done: Mapping[str, Done]) -> list[Task]:

@@ -41,7 +41,8 @@ Durable = Callable[[Leaving], None]
 
 
 class Handover:
-    """One rank's switches, one at a time. ``how`` is overlapped or naive.
+    """One rank's switches, one at a time. ``how`` is overlapped or naive; of cold tasks there is
+    no switch.
 
     ``local`` is the number of ranks on the node, ``comm`` the training thread's, ``group_s`` the
     time-out of groups that a naive switch makes.
@@ -86,10 +87,11 @@ class Handover:
             self._switch.all_ready()
             self._switch = None
 
-    def early_over(self, until_s: float) -> bool:
-        """Wait until nothing is being prefetched; False past this moment (monotonic clock)."""
+    def early_over(self, limit_s: float) -> bool:
+        """Wait until nothing is being prefetched any more; False past the limit."""
+        until = time.monotonic() + limit_s
         under_way = (switch for switch in (self._switch, self._prepared) if switch is not None)
-        return all(switch.early_over(max(0.0, until_s - time.monotonic())) for switch in under_way)
+        return all(switch.early_over(max(0.0, until - time.monotonic())) for switch in under_way)
 
     def prefetch(self, trainer: Trainer, incoming: Incoming, recorder: Recorder) -> None:
         """Bring in what fits beside the present task, which has a step to make yet."""
@@ -146,7 +148,7 @@ class Handover:
         return plan_stage(blocks, spare_bytes=spare, host_bytes=host_free(self._local))
 
     def _leaving(self, trainer: Trainer, held: Sequence[Held]) -> Leaving:
-        return Leaving(trainer.state, held, self._came_as, self._marks)
+        return Leaving(trainer.task.name, trainer.state, held, self._came_as, self._marks)
 
     def _stage_switch(
         self, plan: StagePlan, held: Sequence[Held], incoming: Incoming, recorder: Recorder
@@ -182,7 +184,7 @@ class Handover:
             incoming.keep_only(frozen)
 
         switch.drained(leaving.note)
-        self._beside.do(when_gone)
+        self._beside.do(when_gone, f"making {leaving.name} durable")
 
     def _one_after_the_other(
         self,
@@ -198,7 +200,7 @@ class Handover:
             incoming.keep_only(frozen)
 
         switch.drained(self._saving(leaving, durable))
-        self._beside.do(when_here)
+        self._beside.do(when_here, f"bringing {incoming.task.name} in")
 
     def _naively(
         self,
@@ -231,6 +233,7 @@ class Handover:
         def save(twins: Mapping[int, Tensor]) -> None:
             leaving.note(twins)
             # In the thread beside also here, whose communicator and store are meant.
-            self._beside.do(lambda: durable(leaving)).result(LIMIT_S)
+            work = self._beside.do(lambda: durable(leaving), f"making {leaving.name} durable")
+            work.result()
 
         return save

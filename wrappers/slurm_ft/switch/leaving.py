@@ -21,12 +21,15 @@ class Leaving:
 
     def __init__(
         self,
+        name: str,
         state: TaskState,
         held: Sequence[Held],
         came_as: Incoming | None,
         marks: Mapping[str, int],
     ) -> None:
-        """``came_as`` is what the task came as, ``marks`` what its frozen storages hold now."""
+        """``name`` is the task's, ``came_as`` what it came as, ``marks`` what its frozen storages
+        hold now."""
+        self.name = name
         self._live, self._held, self._marks = state, held, marks
         self._came_as = came_as
         self._frozen = state.frozen_names()

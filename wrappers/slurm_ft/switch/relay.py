@@ -8,16 +8,14 @@ whose layers they wait for one by one. This module is the order of these things 
 moves no bytes and writes no file.
 
 A task whose form differs from the one before starts cold on the same ranks: a new model and
-engine, said so. What fails beside training fails the chain, on all ranks at the same step: nobody
-trains on behind a task that was lost, although that task would come back from its last complete
-checkpoint.
+engine, said so. What fails beside training fails the chain, on all ranks at the same step, even
+where the task that trains then has nothing to do with it: nobody trains on behind a task that was
+lost.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +24,11 @@ from typing import Any
 import torch
 
 import slurm_ft
-from slurm_ext.domain.errors import ConfigError, SlurmExtError
+from slurm_ext.domain.errors import ConfigError
 from slurm_ft.checkpoint import random_states
 from slurm_ft.session.agreement import Kind as Wish
+from slurm_ft.session.session import Session
+from slurm_ft.switch.agreed import Agreed, Present
 from slurm_ft.switch.beside import LIMIT_S, Beside, Job
 from slurm_ft.switch.chain import ChainState, read_chain
 from slurm_ft.switch.finishing import Finisher, Trained, exchange
@@ -38,7 +38,6 @@ from slurm_ft.switch.gathering import Marks, gathering
 from slurm_ft.switch.handover import Handover
 from slurm_ft.switch.incoming import Incoming, frozen_in, make_ready
 from slurm_ft.switch.leaving import Leaving
-from slurm_ft.switch.overlap import SwitchError
 from slurm_ft.switch.spread import ranks_on_node
 from slurm_ft.switch.standing import End, Teller
 from slurm_ft.switch.timeline import Kind, Recorder
@@ -49,12 +48,8 @@ from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
 from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer
 
-_log = logging.getLogger(__name__)
-
 # Of a rank that was told to leave, for what the thread beside still does.
 LEAVE_S = 20.0
-# A failure was agreed on: until the thread beside of every rank has met it.
-FAIL_S = 30.0
 
 
 def run_chain(options: Options, environ: Mapping[str, str], path: Path, how: str) -> None:
@@ -73,20 +68,6 @@ def run_chain(options: Options, environ: Mapping[str, str], path: Path, how: str
         Relay(options, environ, ranks, path, given, how).run()
 
 
-class _Present:
-    """The state of whatever task trains now, for a pause that gives its memory back."""
-
-    def __init__(self) -> None:
-        self.trainer: Trainer | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.trainer is None else self.trainer.state.state_dict()
-
-    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        if self.trainer is not None:
-            self.trainer.state.load_state_dict(saved)
-
-
 class Relay:
     """One rank's part of a chain."""
 
@@ -102,7 +83,7 @@ class Relay:
         self._options, self._environ, self._ranks = options, environ, ranks
         self._file, self._given, self._how = file, given, how
         self._say = sayer(ranks)
-        self._present = _Present()
+        self._present = Present()
         self._beside = Beside("switch-beside")
 
     def run(self) -> None:
@@ -110,44 +91,7 @@ class Relay:
         with slurm_ft.session(
             state={"task": self._present}, checkpoint=self._options.checkpoint
         ) as ft:
-            self._ft = ft
-            settings = ft.settings
-            self._chain = ChainState(
-                settings.state_dir or settings.checkpoint_dir, settings.checkpoint_dir
-            )
-            if ft.rank == 0:
-                self._chain.announce(self._file)
-            self._fitness = Fitness(self._chain, self._options.wish, self._environ, self._ranks)
-            self._following = Following(
-                self._chain, self._given, ft.comm, self._fitness.unfit, self._fitness.unwritable
-            )
-            self._standing = Teller(
-                self._chain.folder,
-                writes=ft.rank == 0,
-                attempt=ft.attempt,
-                ranks=self._ranks.world,
-                wish=self._options.wish,
-                environ=self._environ,
-            )
-            self._side, self._store = exchange(
-                self._ranks.group, settings.checkpoint_dir, settings.block_store
-            )
-            self._finisher = Finisher(
-                self._side, self._store, self._chain, ft.attempt, self._say, self._unwritten
-            )
-            self._handover = Handover(
-                self._how,
-                self._ranks,
-                ranks_on_node(self._environ),
-                ft.comm,
-                settings.collective_timeout_s,
-                self._beside,
-                self._say,
-            )
-            ft.on_agreed[Wish.FAIL] = self._fail_together
-            self._pause = ft.on_agreed.get(Wish.PAUSE)
-            if self._pause is not None:
-                ft.on_agreed[Wish.PAUSE] = self._paused
+            self._open(ft)
             try:
                 self._all_tasks()
                 self._beside.finish(LIMIT_S)
@@ -165,6 +109,44 @@ class Relay:
             self._tell(End.OVER)
             self._following.check_all_trained()
 
+    def _open(self, ft: Session) -> None:
+        """What the chain needs of its session. Collective."""
+        self._ft = ft
+        settings = ft.settings
+        self._chain = ChainState(
+            settings.state_dir or settings.checkpoint_dir, settings.checkpoint_dir
+        )
+        if ft.rank == 0:
+            self._chain.announce(self._file)
+        self._fitness = Fitness(self._chain, self._options.wish, self._environ, self._ranks)
+        self._following = Following(
+            self._chain, self._given, ft.comm, self._fitness.unfit, self._fitness.unwritable
+        )
+        self._standing = Teller(
+            self._chain.folder,
+            writes=ft.rank == 0,
+            attempt=ft.attempt,
+            ranks=self._ranks.world,
+            wish=self._options.wish,
+            environ=self._environ,
+        )
+        self._side, self._store = exchange(
+            self._ranks.group, settings.checkpoint_dir, settings.block_store
+        )
+        self._finisher = Finisher(
+            self._side, self._store, self._chain, ft.attempt, self._say, self._unwritten
+        )
+        self._handover = Handover(
+            self._how,
+            self._ranks,
+            ranks_on_node(self._environ),
+            ft.comm,
+            settings.collective_timeout_s,
+            self._beside,
+            self._say,
+        )
+        self._agreed = Agreed(ft, self._beside, self._handover)
+
     def _tell(self, end: End | None = None, why: str = "") -> None:
         """Where the chain stands, for people."""
         self._standing.outcomes(self._following.left_out, self._following.failed)
@@ -180,7 +162,8 @@ class Relay:
             return
         trainer, step = self._cold(task)
         marks: Marks | None = None
-        came, goes = Recorder(self._stage(trainer)), Recorder(self._stage(trainer))
+        # Of the switches by which the present task came (none, yet) and will go.
+        came, goes = self._recorder(trainer), self._recorder(trainer)
         while True:
             step, incoming = self._train(trainer, step, came, goes, marks)
             counts = trainer.count().tolist()
@@ -190,7 +173,7 @@ class Relay:
                 return
             old = trainer.task.name
             marks = Marks(last_step_s=time.monotonic())
-            came, goes = goes, Recorder(self._stage(trainer))
+            came, goes = goes, self._recorder(trainer)
             why = "asked for" if self._how == "cold" else trainer.differs(following)
             if why:
                 self._say(f"{following.name} starts cold after {trainer.task.name}: {why}")
@@ -201,7 +184,7 @@ class Relay:
                 trainer, step = self._cold(following)
                 came.add(Kind.START, marks.durable_s, time.monotonic(), label=following.name)
             else:
-                incoming = incoming or self._ready(trainer, following).result(LIMIT_S)
+                incoming = incoming or self._ready(trainer, following).result()
                 step = self._hand_over(trainer, step, incoming, counts, came, marks)
             gather = gathering(
                 self._side,
@@ -214,7 +197,7 @@ class Relay:
                 new=following.name,
                 limit_s=LIMIT_S,
             )
-            self._beside.do(gather)
+            self._beside.do(gather, f"the time line of the switch to {following.name}")
 
     def _train(
         self,
@@ -273,7 +256,7 @@ class Relay:
             job = self._wanted_still(following, job)
         if job is None:
             return step, None
-        return step, job.result(LIMIT_S)
+        return step, job.result()
 
     def _wanted_still(self, task: Task, job: Job[Incoming]) -> Job[Incoming] | None:
         """The task that was made ready, unless it was taken out meanwhile. Collective."""
@@ -281,30 +264,6 @@ class Relay:
             return job
         self._say(f"{task.name} was taken out of the chain")
         return None
-
-    def _fail_together(self, _: int) -> None:
-        """All ranks are at the same step, and beside training something failed on some of them."""
-        self._beside.idle(FAIL_S)
-        # The present task loses nothing that can still be saved.
-        with contextlib.suppress(SlurmExtError):
-            self._ft.save()
-        failed = self._beside.failed
-        raise failed or SwitchError("what another rank did beside training has failed: see there")
-
-    def _paused(self, epoch: int) -> None:
-        """A pause moves the task's memory: nothing else may be moving it then.
-
-        The wait is bounded by what the others wait for this rank. Past it the pause is not
-        answered, and whoever asked takes it back.
-        """
-        assert self._pause is not None
-        until = time.monotonic() + self._ft.settings.collective_timeout_s / 4
-        still = self._handover.early_over(until)
-        if self._beside.failed is None and still and self._beside.idle(until - time.monotonic()):
-            self._handover.all_here()
-            self._pause(epoch)
-        else:
-            _log.warning("rank %d: no pause: a task is still being moved", self._ft.rank)
 
     # --- beginning and ending a task --------------------------------------------------------------
 
@@ -360,17 +319,24 @@ class Relay:
                 store=self._store,
                 directory=self._chain.checkpoints_of(task),
                 frozen=frozen,
-            )
+            ),
+            f"making {task.name} ready",
         )
 
     def _end(self, trainer: Trainer, step: int, counts: Sequence[float]) -> None:
         """Finish a task without a switch: everything durable before this returns."""
+        # A task that came with all its steps made has perhaps not used all of its layers, and they
+        # must not be on their way any more when it is taken apart.
+        self._handover.all_here()
         trained = Trained(trainer.task, trainer.layout, step, tuple(counts))
         self._ft.settle()
         if self._ft.last_saved_step != step:
             self._ft.save(step)
         weights = trainer.state.state_dict()["model"]
-        self._beside.do(lambda: self._finisher.result(trained, weights)).result(LIMIT_S)
+        job = self._beside.do(
+            lambda: self._finisher.result(trained, weights), f"the result of {trained.task.name}"
+        )
+        job.result()
 
     def _hand_over(
         self,
@@ -409,5 +375,5 @@ class Relay:
         self._following.unwritten(task, why)
         self._tell()
 
-    def _stage(self, trainer: Trainer) -> int:
-        return trainer.layout.place_of(self._ranks.rank)[1]
+    def _recorder(self, trainer: Trainer) -> Recorder:
+        return Recorder(trainer.layout.place_of(self._ranks.rank)[1])

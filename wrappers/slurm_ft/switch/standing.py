@@ -8,7 +8,6 @@ asks the job's attempts and Slurm too before it believes that a task runs.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Mapping
@@ -61,8 +60,6 @@ class End(StrEnum):
 class Standing:
     """One attempt of a chain. ``task`` is the one being trained since ``since_s`` (epoch).
 
-    ``directory`` is the one that relative outputs are below.
-
     ``left_out`` and ``failed`` tell why, by task: these ranks cannot train it; it was trained and
     its result could not be written. ``ranks``, ``wish`` and ``plan`` are what a task's layout
     follows from.
@@ -76,7 +73,6 @@ class Standing:
     since_s: float = 0.0
     end: End = End.RUNS
     why: str = ""
-    directory: str = ""
     left_out: Mapping[str, str] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
     version: int = STANDING_VERSION
@@ -126,7 +122,7 @@ class Teller:
     ) -> None:
         plan = {name: environ[name] for name in _PLAN if environ.get(name)}
         self._folder, self._writes = folder, writes
-        self._now = Standing(attempt, ranks, wish, plan, directory=os.getcwd())
+        self._now = Standing(attempt, ranks, wish, plan)
         # Results are written beside training.
         self._lock = threading.Lock()
         self._tell(self._now)
