@@ -12,7 +12,11 @@ start later. So a running job counts for that much less: it is stopped only for 
 shorter by more than the stop costs.
 
 The choice a reader would question: no check that a stopped job is young or was stopped before.
-Remaining time only falls while a job runs, so that two jobs cannot stop each other in turns.
+Remaining time only falls while a job runs, so that two jobs cannot stop each other in turns. That
+holds only as long as nobody slips in where a job was stopped: GPUs that a job is about to give back
+(it saves its state, or its node is cleaned up) are given out in rank order like free ones, though
+nobody can be seated there yet. Else a longer job would start on those that are free first, and be
+stopped for the same one in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_ext.domain.configuration import Candidate
-from slurm_ext.domain.job import Job
+from slurm_ext.domain.job import Job, JobState
 from slurm_ext.domain.node import Node, Topology
 from slurm_ext.domain.plan import Decision, Plan, Term, Verdict
 from slurm_ext.domain.policy import JobFacts, View
@@ -287,6 +291,17 @@ def total_gpus(part: Field, movable: Iterable[Contender]) -> int:
     return part.gpus_free + sum(sum(item.held.values()) for item in movable)
 
 
+def soon_free(view: View, part: Field) -> int:
+    """GPUs of the field's nodes that jobs which were told to stop or have ended give back."""
+    names = {node.name for node in part.nodes}
+    return sum(
+        job.gpus
+        for job in view.snapshot.jobs
+        if job.state in (JobState.SIGNALING, JobState.COMPLETING)
+        and names.issuperset(job.node_names)
+    )
+
+
 def write(
     decisions: dict[str, Decision],
     order: Sequence[Contender],
@@ -350,7 +365,8 @@ class PreemptiveSrtf:
             # Remaining time only falls while a job runs, so that it needs no quantum.
             everyone = contenders(view, part, now, quantum=False)
             ranked = sorted(everyone, key=self._rank)
-            wanted, rest = by_count(ranked, total_gpus(part, everyone))
+            gpus = total_gpus(part, everyone) + soon_free(view, part)
+            wanted, rest = by_count(ranked, gpus)
             done = arrange(view, part, wanted, rest)
             words = {
                 item.key: (

@@ -450,6 +450,7 @@ class _Replay:
             self._end(live, now, cause)
             return True
         self._stopping[key] = cause
+        self._rows.save(key)
         self._push(now + save, _END, self._place[key], live.serial)
         return True
 

@@ -188,6 +188,10 @@ class Rows:
         )
         self.started_facts[key] = fact
 
+    def save(self, job_id: str) -> None:
+        """A running job was told to stop, and saves its state first."""
+        self.started[job_id] = replace(self.started[job_id], state=JobState.SIGNALING)
+
     def complete(self, job_id: str, free_s: float) -> None:
         """A job ended, but its GPUs are not free before ``free_s``."""
         self.started[job_id] = replace(

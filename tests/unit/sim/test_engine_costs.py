@@ -270,6 +270,19 @@ def test_launch_and_epilog_hold_the_gpus() -> None:
     assert JobState.COMPLETING in seen
 
 
+@pytest.mark.parametrize("submit", [10.0, 11.0, 12.0, 13.0])
+def test_nobody_slips_in_where_a_job_was_stopped(submit: float) -> None:
+    """Its GPUs come free one after the other; a longer job on them would be stopped in turn."""
+    jobs = [
+        job("long", 0, 2, work=100),
+        job("whole", 10, 4, work=20),
+        job("longest", submit, 2, work=500),
+    ]
+    costs = Costs(save_s=2.0, overhead=Overhead(cycle_s=1.0, launch_s=2.0, epilog_s=1.0))
+    runs = runs_of(jobs, policy_named("srtf-preemptive"), costs=costs)
+    assert [run.job_id for run in runs if run.cause == "stop"] == ["long"]
+
+
 def test_grace_delays_what_a_policy_knows_not_the_submission() -> None:
     (run,) = runs_of([job("a", 5, work=10)], FIFO, costs=Costs(overhead=Overhead(grace_s=2)))
     assert (run.submit_s, run.start_s) == (5, 7)
