@@ -129,7 +129,7 @@ def test_tasks_follow_each_other_faster_than_jobs_and_steps(ranks: Cluster, desk
     first, second = job.attempts()
     assert (first.cause, second.cause) == (Cause.PREEMPTED, Cause.COMPLETED)
     report = ranks.exec(["slurm-ext", "report", "switch", str(job.id)], user="alice").stdout
-    assert "switch-0000: overlapped, 2 stages" in report
+    assert "switch-0000 birds -> cars: overlapped, 2 stages" in report
     birds = [row for row in rows if row["task"] == "birds"]
     cars = [row for row in rows if row["task"] == "cars"]
     chained = gap_s(birds, cars)
