@@ -90,6 +90,7 @@ class Slurm:
             "SLURM_PROCID": "0",
             "SLURM_LOCALID": "0",
             "SLURM_NODEID": "0",
+            "ENVIRONMENT": "BATCH",
             "SLURM_OPEN_MODE": "a",
             **variables,
         }

@@ -211,7 +211,7 @@ def test_the_first_example_of_the_documentation_runs(
     """As it stands there, with the variables of a plan without a pipeline; only shorter."""
     page = (Path(__file__).parents[2] / "docs" / "switch.md").read_text()
     (text,) = re.findall(r"(?m)(?:^    (?:common:|tasks:|  - ).*\n)+", page)
-    (command,) = re.findall(r"srun ft-run --chain tasks.yaml -- python -m slurm_ft.train(.*)", page)
+    (command,) = re.findall(r"ft-run .*--chain tasks.yaml -- python -m slurm_ft.train(.*)", page)
     text = re.sub(r"steps: \d+", "steps: 2", text).replace("output: out", f"output: {tmp_path}/out")
     path = tmp_path / "tasks.yaml"
     path.write_text(textwrap.dedent(text))

@@ -138,6 +138,60 @@ def test_a_launcher_numbers_its_ranks_itself(slurm: Slurm):
     assert int(env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) > 30
 
 
+def placed(slurm: Slurm, nodes: int, attempt: int, *options: str, **more: str) -> tuple[bool, str]:
+    """Two tasks on 4 GPUs, placed on one node or on two: whether they got ranks, and the words."""
+    code, out, err = slurm.run(
+        *options,
+        *SHOW_ENVIRONMENT,
+        SLURM_STEP_NUM_TASKS="2",
+        SLURM_STEP_NUM_NODES=str(nodes),
+        SLURM_GPUS_ON_NODE=str(4 // nodes),
+        SLURM_RESTART_COUNT=str(attempt),
+        **more,
+    )
+    assert code == 0, err
+    return "RANK" in json.loads(out)[0], err
+
+
+def test_a_job_has_ranks_or_a_launcher_wherever_its_attempts_are_placed(slurm: Slurm):
+    asked = {"SLURM_GPUS_PER_TASK": "2"}
+    assert placed(slurm, 1, 0, **asked) == (True, "")
+    assert placed(slurm, 2, 1, **asked) == (True, "")
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_the_first_attempt_guessed_of_a_job_holds(slurm: Slurm, first: int):
+    began = placed(slurm, first, 0)[0]
+    assert began is (first == 1)
+    for nodes in (1, 2):
+        ranks, err = placed(slurm, nodes, 1)
+        assert ranks is began
+        assert ("when this job began" in err) is not began
+    # What the user says goes before it.
+    assert placed(slurm, first, 1, "--launcher=no")[0]
+    assert not placed(slurm, first, 1, "--launcher=yes")[0]
+
+
+def test_that_a_command_was_taken_for_a_launcher_is_said_once(slurm: Slurm):
+    err = placed(slurm, 2, 0)[1]
+    assert "taken for a launcher, because one task stands on each node, with 2 GPUs" in err
+    assert "--launcher=no" in err
+    assert placed(slurm, 2, 0, SLURM_PROCID="1") == (False, "")
+    assert placed(slurm, 2, 0, "--launcher=yes") == (False, "")
+    _, err = placed(slurm, 2, 0, SLURM_NTASKS_PER_NODE="1")
+    assert "--ntasks-per-node=1 was asked for" in err
+
+
+def test_mpirun_as_the_command_numbers_its_ranks_itself(slurm: Slurm):
+    """RANK=0 and WORLD_SIZE=1 would reach each of them and make it train alone."""
+    mpirun = slurm.root / "bin" / "mpirun"
+    mpirun.write_text('#!/bin/sh\nexec "$@"\n')
+    mpirun.chmod(0o755)
+    code, out, err = slurm.run("--", "mpirun", *SHOW_ENVIRONMENT[1:])
+    assert (code, err) == (0, "")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK"} & json.loads(out)[0].keys()
+
+
 def test_the_plan_becomes_variables_and_arguments(slurm: Slurm):
     plans = slurm.root / "spool" / "plans"
     plans.mkdir(parents=True)
@@ -446,6 +500,9 @@ def test_log_overwrite_is_warned_about(slurm: Slurm):
     _, _, err = slurm.run("--", "/bin/true", SLURM_OPEN_MODE="")
     assert "--open-mode=append" in err
     _, _, err = slurm.run("--", "/bin/true")
+    assert "--open-mode" not in err
+    # No batch script, so no output file of Slurm's: srun at a terminal.
+    _, _, err = slurm.run("--", "/bin/true", SLURM_OPEN_MODE="", ENVIRONMENT="")
     assert "--open-mode" not in err
 
 

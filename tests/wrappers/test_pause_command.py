@@ -15,6 +15,7 @@ import pytest
 from slurm_ext.cli.pause import FIRST_ANSWER_S
 from slurm_ext.domain.attempt import parse_attempts
 from slurm_ext.domain.progress import Progress, parse_progress
+from slurm_ext.domain.spans import moment
 from slurm_ft import exits
 from slurm_ft.launch import processes
 from tests.wrappers.launched import Slurm, await_true, finish
@@ -181,10 +182,13 @@ def test_the_last_rung_requeues_with_a_later_start(job: Job) -> None:
     assert code == exits.REQUEUE, err
     assert job.slurm.calls("requeue 77") == ["scontrol requeue 77"]
     assert job.slurm.calls("StartTime=now+7200")
-    job.stands("PENDING BeginTime 77")
+    # Slurm's begin time is the later one of the two.
+    begin_s = int(time.time()) + 7260
+    job.stands(f"PENDING BeginTime {begin_s} 77")
     code, out, _ = job.command("pause", "77", "--status")
     assert code == 0
     assert f"for 7200 s: saved at step {job.step() + 1} and requeued; it starts at" in out
+    assert f"it starts at {moment(begin_s, time.time())} at the earliest" in out
     code, out, _ = job.command("resume", "77")
     assert code == 0
     assert "may start" in out

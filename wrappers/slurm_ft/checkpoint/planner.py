@@ -95,6 +95,12 @@ class PiecesPlanner(SavePlanner):  # type: ignore[misc]
 class FlatLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
     """Loads into leaves by key: tensors in place, everything else into ``leaves``.
 
+    Torch is given an empty state, and the leaves come in here. It takes a state for one that has
+    the same keys on every rank; releases up to 2.6 compare, and each rank warns where they differ.
+    Pipeline stages have keys of their own, which does no harm: a rank plans and reads what it asks
+    for by itself, and keys in common are of use only to a ``Stateful``, whose methods may exchange.
+    No leaf is one. So there is nothing to compare, and nothing to silence.
+
     As above, a problem of this rank is kept and nothing is raised into torch.
     """
 
@@ -102,6 +108,12 @@ class FlatLoadPlanner(DefaultLoadPlanner):  # type: ignore[misc]
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._leaves = leaves
         self.problem = ""
+
+    def set_up_planner(
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Plan for the leaves, whatever torch was given."""
+        super().set_up_planner(self._leaves, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
         """What this rank reads; nothing where something is missing."""

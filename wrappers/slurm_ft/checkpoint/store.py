@@ -444,7 +444,7 @@ class CheckpointStore:
         planner = FlatLoadPlanner(flat)
         try:
             _quiet()
-            dcp.load(dict(flat), storage_reader=reader, planner=planner, process_group=self._group)
+            dcp.load({}, storage_reader=reader, planner=planner, process_group=self._group)
         except CheckpointException as exc:
             raise CheckpointError(f"{complete.path} cannot be loaded: {told_as(exc)}") from exc
         except RuntimeError as exc:  # gloo's: what this rank's own part raised was kept

@@ -175,7 +175,7 @@ def compose(
         "MASTER_ADDR": identity.head(),
         "MASTER_PORT": str(port),
     }
-    if not identity.launcher:
+    if not identity.launcher and not identity.starter:
         ours["RANK"] = str(identity.rank)
         ours["WORLD_SIZE"] = str(identity.size)
         ours["LOCAL_RANK"] = str(identity.local_rank)

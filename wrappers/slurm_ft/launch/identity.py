@@ -13,6 +13,7 @@ import os
 from slurm_ext.domain.nodelist import first_name
 from slurm_ft import variables
 from slurm_ft.launch.errors import UsageError
+from slurm_ft.launch.launchers import Judgement, judge
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,19 +26,14 @@ _MPI = (
 )
 # Programs that start the ranks of a whole job from one place.
 _STARTERS = frozenset({"srun", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"})
-# Programs that number the ranks of their node themselves.
-_LAUNCHERS = frozenset({"torchrun", "accelerate"})
-_LAUNCHER_MODULES = frozenset(
-    {"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"}
-)
 
 
 class Identity:
     """One rank. ``job_id`` is empty outside Slurm, ``123_4`` for a task of an array.
 
-    ``in_step`` says that srun started this rank. ``launcher`` says that the command starts the
-    ranks of its node by itself. ``gpus`` is what the step was granted in all (0 = none or not
-    known).
+    ``in_step`` says that srun started this rank. ``judged`` says whether the command is a launcher.
+    ``starter`` says that it is srun or mpirun, which number ranks of their own, by variables that
+    RANK would hide. ``gpus`` is what the step was granted in all (0 = none or not known).
     """
 
     __slots__ = (
@@ -47,13 +43,14 @@ class Identity:
         "gpus",
         "in_step",
         "job_id",
-        "launcher",
+        "judged",
         "local_rank",
         "nodelist",
         "nodes",
         "rank",
         "size",
         "slurm_id",
+        "starter",
         "step_id",
         "submit_dir",
     )
@@ -75,10 +72,22 @@ class Identity:
         self.nodelist = env.get("SLURM_STEP_NODELIST", "") if self.in_step else ""
         on_node = number(env, "SLURM_GPUS_ON_NODE", 0)
         self.gpus = _granted(env, tasks, self.nodes, on_node) if self.slurm_id else 0
-        self.launcher = launcher == "yes"
+        self.starter = bool(command) and os.path.basename(command[0]) in _STARTERS
+        self.judged = Judgement(launcher == "yes")
         if launcher == "auto":
-            per_node = self.in_step and tasks == self.nodes and on_node > 1
-            self.launcher = per_node or starts_ranks(command)
+            self.judged = judge(
+                command,
+                tasks=tasks,
+                nodes=self.nodes,
+                on_node=on_node,
+                asked=number(env, "SLURM_NTASKS_PER_NODE", 0),
+                per_task=_gpus_per_task(env),
+            )
+
+    @property
+    def launcher(self) -> bool:
+        """Whether the command starts the ranks of its node by itself."""
+        return self.judged.launcher
 
     @property
     def leads(self) -> bool:
@@ -175,21 +184,6 @@ def _said_of(env: Mapping[str, str]) -> str | None:
     return words[1] if known else ""
 
 
-def starts_ranks(command: Sequence[str]) -> bool:
-    """Whether a command line is that of a launcher, with or without its interpreter."""
-    words = command[:6]
-    if words and os.path.basename(words[0]) in _LAUNCHERS:
-        return True
-    if not words or not os.path.basename(words[0]).startswith("python"):
-        return False
-    for at, word in enumerate(words[1:], 1):
-        if word == "-m":
-            return at + 1 < len(words) and words[at + 1] in _LAUNCHER_MODULES
-        if not word.startswith("-"):
-            return os.path.basename(word) in _LAUNCHERS
-    return False
-
-
 def _place(env: Mapping[str, str], tasks: int) -> tuple[int, int, int]:
     """Rank, size and rank on the node."""
     for rank, size, local in (("RANK", "WORLD_SIZE", "LOCAL_RANK"), *_MPI):
@@ -210,9 +204,7 @@ def _place(env: Mapping[str, str], tasks: int) -> tuple[int, int, int]:
 
 def _granted(env: Mapping[str, str], tasks: int, nodes: int, on_node: int) -> int:
     """GPUs of the step in all. SLURM_GPUS and its like hold what was submitted: the last resort."""
-    per_task = number(env, "SLURM_GPUS_PER_TASK", 0) or _per_task(
-        env.get("SLURM_TRES_PER_TASK", "")
-    )
+    per_task = _gpus_per_task(env)
     if per_task and tasks:
         return per_task * tasks
     asked = number(env, "SLURM_GPUS", 0)
@@ -220,6 +212,12 @@ def _granted(env: Mapping[str, str], tasks: int, nodes: int, on_node: int) -> in
         # --gpus may be spread unevenly; this node alone does not tell.
         return asked
     return on_node * nodes
+
+
+def _gpus_per_task(env: Mapping[str, str]) -> int:
+    """GPUs that were asked for by task; 0 where they were not."""
+    asked = number(env, "SLURM_GPUS_PER_TASK", 0)
+    return asked or _per_task(env.get("SLURM_TRES_PER_TASK", ""))
 
 
 def _per_task(text: str) -> int:

@@ -229,6 +229,10 @@ class Lead:
     def _warn_of_truncation(self) -> None:
         if self._identity.attempt or self._options["requeue"] == "never":
             return
+        # Slurm says so to a batch script and what it starts. Without one no output is kept, and
+        # nothing comes back.
+        if self._environment.get("ENVIRONMENT") != "BATCH":
+            return
         # sbatch tells the job how it opened the output; "a" is append.
         if self._environment.get("SLURM_OPEN_MODE") == "a":
             return

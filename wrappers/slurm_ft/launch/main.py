@@ -18,7 +18,7 @@ import sys
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ft import variables
 from slurm_ft.exits import ASKS_FOR_REQUEUE
-from slurm_ft.launch import joining, processes, supervise
+from slurm_ft.launch import joining, launchers, processes, supervise
 from slurm_ft.launch.environment import (
     choose_paths,
     compose,
@@ -83,6 +83,8 @@ def _run(options: Options, own: dict[str, str]) -> int:
         identity.attempt = 0
         paths = choose_paths(identity, options)
     missing = prepare(paths, identity)
+    if identity.judged.guessed and identity.job_id:
+        _hold_to_guess(identity, paths, options.command)
     marks = Marks(paths.state_dir, identity.job_id, identity.attempt, identity.step_id)
     if options["chain"] and not os.path.isfile(options["chain"]):
         # Perhaps on this node alone.
@@ -113,6 +115,7 @@ def _run(options: Options, own: dict[str, str]) -> int:
     if identity.leads:
         notes = (
             identity.alone(options.command, own),
+            _taken(identity, options.command),
             missing,
             settled.note,
             usr1_warning(signals),
@@ -248,6 +251,27 @@ def _resume(
         raise CommandError(
             f"the command of --on-resume ended with {code}; the program is not started", code
         )
+
+
+def _hold_to_guess(identity: Identity, paths: Paths, command: Sequence[str]) -> None:
+    """Take what an earlier attempt guessed: the same program must not work or fail by its place."""
+    where = (paths.state_dir, identity.job_id, identity.step_id, command)
+    known = launchers.recall(*where) if identity.attempt else None
+    if known is not None:
+        identity.judged = known
+    elif identity.leads:
+        launchers.keep(*where, identity.judged)
+
+
+def _taken(identity: Identity, command: Sequence[str]) -> str:
+    """That the command was taken for a launcher, unless the user said that it is one."""
+    if not identity.launcher or not identity.judged.because:
+        return ""
+    return (
+        f"{os.path.basename(command[0])} is taken for a launcher, because"
+        f" {identity.judged.because}: RANK, WORLD_SIZE and LOCAL_RANK are its to set;"
+        " --launcher=no where it starts no ranks"
+    )
 
 
 def _came_back(identity: Identity, paths: Paths) -> bool:

@@ -162,8 +162,10 @@ OPTIONS = (
         "launcher",
         "auto|yes|no",
         "Whether the command is a launcher such as torchrun, which starts the ranks of its node and"
-        " numbers them itself. auto: it is torchrun or accelerate, or one task stands on each node"
-        " with several GPUs.",
+        " numbers them itself. auto: it is torchrun, accelerate or deepspeed; or one task stands on"
+        " each node with several GPUs that were not asked for by task (with --ntasks-per-node=1:"
+        " however they were asked for), and it is not slurm_ft.train. Rank 0 says so, and what the"
+        " first attempt of a job found in that way holds for all of them.",
         variables.LAUNCHER,
         "auto",
     ),

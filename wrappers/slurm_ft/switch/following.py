@@ -15,6 +15,7 @@ from typing import Any
 from slurm_ext.domain.errors import ConfigError, SlurmExtError
 from slurm_ft.comm import Comm
 from slurm_ft.switch.chain import ChainState, remaining
+from slurm_ft.train.shared import on_all_ranks
 from slurm_ft.train.task import Task, make_task, values_of
 
 _log = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class Following:
         """A task was trained and saved, and its result could not be written. Called on each rank,
         in any thread; no exchange."""
         self._failed[task.name] = f"{words}; its last checkpoint is complete"
-        _log.warning("%s", self._failed[task.name])
+        if self._comm.rank == 0:
+            _log.warning("%s", self._failed[task.name])
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -98,9 +100,11 @@ class Following:
         """Raise where tasks were left out, or results not written."""
         words = self._comm.broadcast("; ".join((*self._refused.values(), *self._failed.values())))
         if words and self._failed:
-            raise UnwrittenError(f"chain: not everything was written: {words}; mend it")
+            why = f"chain: not everything was written: {words}; mend it"
+            raise on_all_ranks(UnwrittenError(why))
         if words:
-            raise ConfigError("chain", f"not everything was trained: {words}", "mend it")
+            why = f"not everything was trained: {words}"
+            raise on_all_ranks(ConfigError("chain", why, "mend it"))
 
     def _next(self, task: Task | None, *, begins: bool = False) -> Task | None:
         if task is not None:
@@ -179,7 +183,8 @@ class Following:
                 answer = {"task": None, "error": str(exc) if told else repr(exc)}
         answer = self._comm.broadcast(answer)
         if answer["error"]:
-            raise ConfigError("chain", answer["error"], "mend it; the job goes on from here")
+            fix = "mend it; the job goes on from here"
+            raise on_all_ranks(ConfigError("chain", answer["error"], fix))
         return answer
 
     def _sums(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_ext.domain.errors import ConfigError, SlurmExtError
 from slurm_ft.train.options import parse
+from slurm_ft.train.shared import says
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -24,12 +25,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
             from slurm_ft.train.program import train
 
             train(options, environ)
-    except ConfigError as exc:
-        print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
-        return 2
     except SlurmExtError as exc:
-        print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
-        return 1
+        if says(exc, environ):
+            print(f"slurm_ft.train: error: {exc}", file=sys.stderr)
+        return 2 if isinstance(exc, ConfigError) else 1
     return 0
 
 

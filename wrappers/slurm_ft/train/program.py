@@ -24,6 +24,7 @@ from slurm_ft.train.options import Options
 from slurm_ft.train.output import fault
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
 from slurm_ft.train.results import ResultError, part_name, write_manifest, write_part
+from slurm_ft.train.shared import on_all_ranks
 from slurm_ft.train.task import Task
 from slurm_ft.train.trainer import Trainer
 
@@ -144,7 +145,7 @@ def check_output(task: Task, layout: Layout, comm: Comm) -> None:
     told = comm.gather(fault(task.output) if first_replica else "")
     faults = [f"rank {rank}: {why}" for rank, why in enumerate(told or ()) if why]
     if why := comm.broadcast(faults[0] if faults else ""):
-        raise ResultError(f"the result of {task.name} could not be written: {why}")
+        raise on_all_ranks(ResultError(f"the result of {task.name} could not be written: {why}"))
 
 
 def write_result(
@@ -184,7 +185,7 @@ def write_result(
         except OSError as exc:
             problem = f"rank 0: {exc}"
     if problem := comm.broadcast(problem):
-        raise ResultError(f"the result of {task.name} is not written: {problem}")
+        raise on_all_ranks(ResultError(f"the result of {task.name} is not written: {problem}"))
     say(f"result in {directory}")
 
 

@@ -94,7 +94,8 @@ def _identity(environ: Mapping[str, str]) -> tuple[int, int, int]:
             raise ConfigError(
                 "RANK and WORLD_SIZE",
                 f"not set in a step of {tasks} tasks",
-                "start it as: srun ft-run -- python -m slurm_ft.train",
+                "start it as: srun ft-run -- python -m slurm_ft.train; where ft-run took another"
+                " command in front of it for a launcher: srun ft-run --launcher=no -- COMMAND",
             )
         return 0, 1, 0
     numbers = []

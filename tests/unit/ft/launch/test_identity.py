@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from slurm_ft.launch.errors import UsageError
-from slurm_ft.launch.identity import Identity, job_name, same_job, starts_ranks
+from slurm_ft.launch.identity import Identity, job_name, same_job
+from slurm_ft.launch.launchers import Judgement, judge, keep, recall, started_by
 
 # From 24.11, `sbatch -N2 -n4 --gpus-per-task=1`: what the batch script sees, and task 3 of srun.
 BATCH = {
@@ -162,20 +165,94 @@ def test_gpus_of_the_step(env: dict[str, str], gpus: int):
         (["python", "train.py", "torchrun"], False),
         (["python", "-m", "train", "-m", "torch.distributed.run"], False),
         (["bash", "torchrun"], False),
+        (["deepspeed", "train.py"], True),
+        (["python", "-m", "slurm_ft.train"], False),
         (["python"], False),
         ([], False),
     ],
 )
 def test_launchers_by_their_command_line(command: list[str], launcher: bool):
-    assert starts_ranks(command) == launcher
+    assert bool(started_by(command)) == launcher
+    assert identity(STEP, *command).launcher == (launcher and bool(command))
+
+
+def per_node(gpus: int, **more: str) -> dict[str, str]:
+    """A task of a step with one task on each of two nodes, whose GPUs were asked for by node."""
+    step = {name: value for name, value in STEP.items() if name != "SLURM_TRES_PER_TASK"}
+    return {**step, "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": str(gpus), **more}
+
+
+TRAINER = ("python", "-u", "-m", "slurm_ft.train", "--steps=3")
 
 
 def test_launchers_by_their_shape():
-    per_node = {**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_GPUS_ON_NODE": "4"}
-    assert identity(per_node, "bash", "run.sh").launcher
-    assert not identity(per_node, "bash", "run.sh", launcher="no").launcher
-    assert not identity({**per_node, "SLURM_GPUS_ON_NODE": "1"}, "bash", "run.sh").launcher
+    assert identity(per_node(4), "bash", "run.sh").launcher
+    assert identity(per_node(4), "python", "train.py").launcher
+    assert not identity(per_node(4), "bash", "run.sh", launcher="no").launcher
+    assert not identity(per_node(1), "bash", "run.sh").launcher
     assert identity(STEP, launcher="yes").launcher
+
+
+def test_our_own_trainer_is_no_launcher_wherever_it_stands():
+    assert not identity(per_node(4), *TRAINER).judged.guessed
+    for env in (per_node(4), per_node(4, SLURM_NTASKS_PER_NODE="1")):
+        assert not identity(env, *TRAINER).launcher
+    assert identity(per_node(4), "python", "-m", "slurm_ftx").launcher
+    assert identity(per_node(4), *TRAINER, launcher="yes").launcher
+
+
+@pytest.mark.parametrize(
+    "asked", [{"SLURM_GPUS_PER_TASK": "2"}, {"SLURM_TRES_PER_TASK": "gres/gpu=2"}]
+)
+def test_tasks_with_gpus_of_their_own_are_ranks_on_one_node_and_on_two(asked: dict[str, str]):
+    """``--ntasks=2 --gpus-per-task=2``: placed on one node at first, then on a node each."""
+    together = per_node(4, SLURM_STEP_NUM_NODES="1", **asked)
+    apart = per_node(2, **asked)
+    for env in (together, apart):
+        judged = identity(env, "python", "train.py").judged
+        assert (judged.launcher, judged.guessed) == (False, False)
+    # One task per node was asked for: wherever they stand, it is one.
+    assert identity({**apart, "SLURM_NTASKS_PER_NODE": "1"}, "python", "train.py").launcher
+
+
+def test_only_what_the_form_of_the_step_says_is_a_guess():
+    def judged(*command: str, tasks: int = 2, on_node: int = 2, per_task: int = 0) -> Judgement:
+        return judge(command, tasks=tasks, nodes=2, on_node=on_node, asked=0, per_task=per_task)
+
+    assert judged("python", "train.py").guessed
+    assert judged("python", "train.py", on_node=1).guessed
+    assert judged("python", "train.py", tasks=4).guessed
+    assert not judged("python", "train.py", tasks=0).guessed
+    assert not judged("python", "train.py", per_task=2).guessed
+    assert not judged("torchrun", "train.py").guessed
+    assert not judged(*TRAINER).guessed
+
+
+def test_a_guess_is_kept_for_the_program_of_a_step(tmp_path: Path):
+    directory, program = str(tmp_path), ("python", "-u", "train.py", "--from=0")
+    assert recall(directory, "77", 1, program) is None
+    keep(directory, "77", 1, program, Judgement(True, "of its form", guessed=True))
+    known = recall(directory, "77", 1, ("python", "-u", "train.py", "--from=30"))
+    assert known is not None
+    assert known.launcher
+    assert known.because.startswith("of its form")
+    for job, step, command in (
+        ("78", 1, program),
+        ("77", 0, program),
+        ("77", 1, ("python", "prepare.py")),
+    ):
+        assert recall(directory, job, step, command) is None
+    keep(directory, "77", 1, program, Judgement(False, guessed=True))
+    known = recall(directory, "77", 1, program)
+    assert known is not None
+    assert not known.launcher
+    (path,) = tmp_path.iterdir()
+    path.write_text("perhaps")
+    assert recall(directory, "77", 1, program) is None
+    # Nowhere to keep it: guessed again.
+    keep("", "77", 1, program, Judgement(True))
+    keep(str(tmp_path / "gone"), "77", 1, program, Judgement(True))
+    assert recall("", "77", 1, program) is None
 
 
 def test_sig_array_ids_inherited_from_the_job_that_submitted_this_one():

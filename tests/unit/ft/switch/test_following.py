@@ -11,6 +11,7 @@ from slurm_ext.domain.errors import ConfigError
 from slurm_ft.session.comms.solo import SoloComm
 from slurm_ft.switch.chain import ChainState, Done
 from slurm_ft.switch.following import Following, UnwrittenError
+from slurm_ft.train.shared import says
 from slurm_ft.train.task import Task, make_task, values_of
 
 THREE = "- {name: a, steps: 2}\n- {name: b, steps: 2, depth: 9}\n- {name: c, steps: 2}\n"
@@ -205,6 +206,25 @@ def test_a_task_whose_result_is_not_written_is_not_begun_again_and_named(
         order.check_all_trained()
     # The next start finds it with all of its steps, and only its result is missing.
     assert name(following(chain, unfit="b").first()) == "a"
+
+
+def test_what_happens_to_all_ranks_is_said_by_one(
+    chain: ChainState, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log line when it happens, and the error in the end: it is raised on all of them."""
+    (a, *_) = chain.given()
+    far = Following(chain, chain.given(), FarComm("the result of a is not written"), lambda _: "")
+    far.unwritten(a, "the result of a is not written")
+    assert not caplog.text
+    following(chain).unwritten(a, "the result of a is not written")
+    assert "the result of a is not written" in caplog.text
+    with pytest.raises(UnwrittenError) as caught:
+        far.check_all_trained()
+    assert says(caught.value, {})
+    assert says(caught.value, {"RANK": "0"})
+    assert not says(caught.value, {"RANK": "1"})
+    # What a rank finds by itself nobody else says.
+    assert says(UnwrittenError("mine"), {"RANK": "1"})
 
 
 def test_without_links_tasks_are_trained_all_the_same(
