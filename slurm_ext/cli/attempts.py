@@ -1,16 +1,17 @@
 """``slurm-ext queue --attempts``: one line per start of a job, the oldest first.
 
-What is shown is what the job's own ``ft-run`` recorded; a job without it has no lines here.
+What is shown is what the job's own ``ft-run`` recorded, and of the attempt that runs what it has
+reported so far; a job without ``ft-run`` has no lines here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_ext.cli.tabular import Column
 from slurm_ext.domain.attempt import Attempt
-from slurm_ext.domain.document import PlanDocument
+from slurm_ext.domain.document import PlanDocument, Truth
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.spans import moment, span
 
@@ -32,8 +33,19 @@ def starts(documents: Iterable[PlanDocument], now: float) -> Iterator[Start]:
     for document in documents:
         before: Attempt | None = None
         for attempt in document.attempts:
-            yield Start(document.job_id, attempt, before, now)
+            yield Start(document.job_id, with_report(attempt, document.truth), before, now)
             before = attempt
+
+
+def with_report(attempt: Attempt, report: Truth | None) -> Attempt:
+    """An attempt that runs, with the steps that it has reported so far: the record of attempts is
+    written when one begins and when it ends."""
+    if attempt.ended_s is not None or report is None or report.attempt != attempt.number:
+        return attempt
+    begun = attempt.restored_step if report.restored_step is None else report.restored_step
+    return replace(
+        attempt, restored_step=begun, last_step=report.step, saved_step=report.checkpoint_step
+    )
 
 
 def _elapsed(row: Start) -> str:

@@ -1,8 +1,9 @@
 """``slurm-ext checkpoint``: what lies in a checkpoint directory, is it whole, what may go.
 
 Reads and deletes files by the rules of `slurm_ft.checkpoint`; torch is not needed and nothing is
-unpickled. Slurm is asked one thing, the directory that a job was submitted from, and only where a
-job is named and the current directory does not hold its checkpoints.
+unpickled. A chain of tasks keeps its checkpoints one directory down, one per task: those are looked
+at too (`places`). Slurm is asked one thing, the directory that a job was submitted from, and only
+where a job is named and the current directory does not hold its checkpoints.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     listing = below.add_parser(
         "ls",
         help="what lies in a checkpoint directory",
-        description="List the checkpoints of a job, the newest first, then what is not complete.",
+        description="List the checkpoints of a job, the newest first, then what is not complete; of"
+        " a chain of tasks each task's.",
         epilog=f"Format fields:\n{letters_help(LETTERS)}\nDefault: {DEFAULT_FORMAT}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,  # -h is --noheader, as in squeue
@@ -156,19 +158,39 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 def run_ls(args: argparse.Namespace) -> int:
     """Print the listing."""
-    listing = examine(find(args.place, JobFolders()))
-    if args.json:
-        print(json.dumps(_document(listing)))
-        return 0
     pieces = parse_format(args.format, LETTERS)
-    for line in render(_rows(listing), pieces, LETTERS, header=not args.noheader):
+    root = find(args.place, JobFolders())
+    listings = [examine(place) for place in places(root)]
+    if args.json:
+        told = [_document(listing) for listing in listings]
+        single = [listing.root for listing in listings] == [root]
+        print(json.dumps(told[0] if single else {"directory": str(root), "tasks": told}))
+        return 0
+    rows = [row for listing in listings for row in _rows(listing, root)]
+    for line in render(rows, pieces, LETTERS, header=not args.noheader):
         print(line)
     return 0
 
 
+def places(root: Path) -> list[Path]:
+    """The directories that hold saves: this one, and those of a chain's tasks below it."""
+    below = sorted(
+        path
+        for path in root.iterdir()
+        if not path.name.startswith((".", "step-")) and path.is_dir() and not path.is_symlink()
+    )
+    return [place for place in (root, *below) if _holds_saves(place)] or [root]
+
+
+def _holds_saves(root: Path) -> bool:
+    """Whether any save was begun here, also one that is broken or not complete."""
+    listing = examine(root)
+    return bool(listing.complete or listing.broken or listing.unfinished)
+
+
 def run_verify(args: argparse.Namespace) -> int:
     """Check everything; 1 where something is wrong."""
-    listing = examine(find(args.place, JobFolders()))
+    root = find(args.place, JobFolders())
     stores: dict[str, BlockStore] = {}
 
     def block_damage(complete: Complete, key: str, size: int) -> str | None:
@@ -179,19 +201,21 @@ def run_verify(args: argparse.Namespace) -> int:
         return store.damage(key, size) if args.deep else store.absence(key, size)
 
     bad = 0
-    for complete in listing.complete:
-        found = list(damage(complete, deep=args.deep, block_damage=block_damage))
-        bad += bool(found)
-        print(f"{complete.path}: {'damaged' if found else 'ok'}")
-        for words in found:
-            print(f"  {words}", file=sys.stderr)
-    for name, reason in listing.broken:
-        bad += 1
-        print(f"{listing.root / name}: not complete")
-        print(f"  {reason}", file=sys.stderr)
-    if not listing.complete and not listing.broken:
-        print(f"{listing.root}: there is no checkpoint", file=sys.stderr)
-        return 1
+    for place in places(root):
+        listing = examine(place)
+        for complete in listing.complete:
+            found = list(damage(complete, deep=args.deep, block_damage=block_damage))
+            bad += bool(found)
+            print(f"{complete.path}: {'damaged' if found else 'ok'}")
+            for words in found:
+                print(f"  {words}", file=sys.stderr)
+        for name, reason in listing.broken:
+            bad += 1
+            print(f"{place / name}: not complete")
+            print(f"  {reason}", file=sys.stderr)
+        if not listing.complete and not listing.broken:
+            bad += 1
+            print(f"{place}: there is no checkpoint", file=sys.stderr)
     return 1 if bad else 0
 
 
@@ -213,11 +237,11 @@ def run_gc(args: argparse.Namespace) -> int:
             store = BlockStore(place, create=False)
             _tell(place, collect(store, grace_s=grace_s, dry_run=args.dry_run), would)
             continue
-        place = find(word, JobFolders())
-        gone = leftovers(place, grace_s, dry_run=args.dry_run)
-        for name in gone:
-            print(f"{place / name}: {would}deleted")
-        print(f"{place}: {counted(len(gone), 'unfinished save')} {would}deleted")
+        for folder in places(find(word, JobFolders())):
+            gone = leftovers(folder, grace_s, dry_run=args.dry_run)
+            for name in gone:
+                print(f"{folder / name}: {would}deleted")
+            print(f"{folder}: {counted(len(gone), 'unfinished save')} {would}deleted")
     return 0
 
 
@@ -280,14 +304,16 @@ def find(word: str | None, slurm: JobFolders) -> Path:
     return tried[-1]
 
 
-def _rows(listing: Listing) -> list[_Row]:
+def _rows(listing: Listing, root: Path) -> list[_Row]:
+    """``root`` is what was asked for: a task's checkpoints are named with their task."""
     now = time.time()
+    task = "" if listing.root == root else f"{listing.root.name}/"
     rows = [
-        _Row(item.path.name, item, "", number == 0, now)
+        _Row(f"{task}{item.path.name}", item, "", number == 0, now)
         for number, item in enumerate(listing.complete)
     ]
-    rows += [_Row(name, None, reason, False, now) for name, reason in listing.broken]
-    rows += [_Row(name, None, "", False, now) for name in listing.unfinished]
+    rows += [_Row(f"{task}{name}", None, why, False, now) for name, why in listing.broken]
+    rows += [_Row(f"{task}{name}", None, "", False, now) for name in listing.unfinished]
     return rows
 
 

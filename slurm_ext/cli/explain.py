@@ -28,6 +28,8 @@ from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.request import PLANS
 from slurm_ext.domain.spans import about, counted, moment
+from slurm_ext.policy.roomless import term_name
+from slurm_ext.slurm.process import CommandRunner
 
 _JOB_ID = re.compile(r"^(\d+)(?:_(?:\d+|\[.*\])|\+\d+)?$")
 # A document older than this many leases says what was, not what is.
@@ -96,7 +98,7 @@ def _seen_or_recorded(spool: Path, job: str) -> PlanDocument:
         exact = [document for document in recorded if document.job_id == job] or recorded
         if len(exact) != 1:
             raise  # of an array's tasks nobody knows which one is meant
-        return exact[0]
+        return unseen.with_slurm(exact, CommandRunner())[0]
 
 
 def base_id_of(text: str) -> int:
@@ -178,7 +180,7 @@ def tell(document: PlanDocument, whole: ClusterDocument | None, now: float) -> I
         yield from estimate_lines(decision)
     yield from truth_lines(document, now)
     yield from considered_lines(document)
-    yield from terms_lines(decision)
+    yield from terms_lines(document)
     yield from _state(document, whole, now)
 
 
@@ -194,6 +196,9 @@ def _gpus(document: PlanDocument) -> Iterator[str]:
     asked, present = document.requested_gpus, document.present_gpus
     planned = decision.configuration.gpus if decision.configuration else present
     submitted = f"{asked} submitted"
+    if document.policy == unseen.NO_POLICY and document.state != ENDED:
+        yield f"  GPUs    {present} in attempt {document.attempt}; {decision.reason}"
+        return
     if document.state not in (JobState.PENDING.value, ENDED):
         yield f"  GPUs    {present} granted ({submitted}): {decision.reason}"
     elif decision.verdict is Verdict.LEAVE:
@@ -231,8 +236,12 @@ def _waits(document: PlanDocument, now: float) -> Iterator[str]:
     decision = document.decision
     if decision.waits_for:
         yield f"  Waits   for {decision.waits_for}"
-    if decision.expected_start_s is not None and not starts_now(decision):
-        yield start_line(decision.expected_start_s, now)
+    begin = decision.expected_start_s
+    if begin is not None and document.policy == unseen.NO_POLICY:
+        if begin > now:
+            yield earliest_line(begin, now)
+    elif begin is not None and not starts_now(decision):
+        yield start_line(begin, now)
 
 
 def start_line(at_s: float, now: float) -> str:
@@ -243,6 +252,11 @@ def start_line(at_s: float, now: float) -> str:
         f"  Start   {when} ({moment(at_s, now)}), if nothing else arrives and running jobs end as"
         " estimated"
     )
+
+
+def earliest_line(at_s: float, now: float) -> str:
+    """When Slurm lets a job start that nobody plans."""
+    return f"  Start   not before {moment(at_s, now)}, in {about(at_s - now)}"
 
 
 def _range(estimate: Estimate) -> str:
@@ -306,6 +320,10 @@ def considered_lines(document: PlanDocument) -> Iterator[str]:
         return
     yield "  Considered"
     told = {candidate.gpus: _candidate(candidate) for candidate in document.candidates}
+    lacking = {term.name: term.words for term in document.decision.terms}
+    for gpus in list(told):
+        if why := lacking.get(term_name(gpus)):
+            told[gpus] += f"; no room now: {why}"
     told |= {int(n): f"no: {why}" for n, why in document.refused.items() if n.isdigit()}
     for gpus in sorted(told):
         noun = "GPU " if gpus == 1 else "GPUs"
@@ -326,11 +344,15 @@ def _candidate(candidate: Candidate) -> str:
     return f"{text}, {candidate.remaining_s.source.value}"
 
 
-def terms_lines(decision: Decision) -> Iterator[str]:
+def terms_lines(document: PlanDocument) -> Iterator[str]:
     """What tipped the scales, the heaviest first."""
-    if decision.terms:
+    # What has no room stands beside its count.
+    beside = {term_name(candidate.gpus) for candidate in document.candidates}
+    decision = document.decision
+    terms = [term for term in decision.terms if term.name not in beside]
+    if terms:
         yield "  Decided by"
-        for term in sorted(decision.terms, key=lambda t: -abs(t.value)):
+        for term in sorted(terms, key=lambda t: -abs(t.value)):
             yield f"    {term.name:<14} {term.value:>10.3g}  {term.words}"
 
 
@@ -353,7 +375,7 @@ def is_stale(whole: ClusterDocument, now: float) -> bool:
 
 
 def _state(document: PlanDocument, whole: ClusterDocument | None, now: float) -> Iterator[str]:
-    if document.state != ENDED and document.decision.reason != unseen.UNSEEN:
+    if document.state != ENDED and document.policy != unseen.NO_POLICY:
         stale = whole is not None and is_stale(whole, now)
         word = "the daemon is silent" if stale else _CARRIED_OUT[document.mode]
         since = moment(document.made_s, now)

@@ -93,7 +93,7 @@ def tell(found: Forecast) -> Iterator[str]:
             yield from estimate_lines(document.decision)
         yield from considered_lines(document)
         if found.where_known:
-            yield from terms_lines(document.decision)
+            yield from terms_lines(document)
             yield from _basis(found, document)
     for note in found.notes:
         yield f"  Note    {note}"

@@ -345,7 +345,9 @@ def _tell_pending(args: argparse.Namespace, found: standing.Standing, runner: Co
         return 0
     attempt, paused = left
     assert attempt.ended_s is not None
-    at = moment(attempt.ended_s + paused.hold_s, time.time())
+    # Slurm's begin time was written once the job was in the queue: a little after its end.
+    at_s = max(attempt.ended_s + paused.hold_s, found.begin_s or 0.0)
+    at = moment(at_s, time.time())
     step = "" if attempt.saved_step is None else f" at step {attempt.saved_step}"
     print(
         f"job {job_id}: {paused.words}: saved{step} and requeued; it starts at {at} at the"

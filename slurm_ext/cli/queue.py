@@ -23,6 +23,7 @@ from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.spans import moment, span
+from slurm_ext.slurm.process import CommandRunner
 
 DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.11e %.19S %R"
 LONG_FORMAT = "%.10i %9P %8u %2t %.5g %.11e %.9T %.17n %.19F %.6A %12L %.18c %R"
@@ -231,7 +232,7 @@ def run(args: argparse.Namespace) -> int:
     now = time.time()
     shown = list(documents.values())
     if ids:
-        shown += unseen.named(spool, names, shown, users)
+        shown += unseen.with_slurm(unseen.named(spool, names, shown, users), CommandRunner())
     elif args.attempts:
         shown += unseen.recent(spool, documents.keys(), users, now - KEEP_S)
     chosen = [

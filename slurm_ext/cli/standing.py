@@ -22,6 +22,7 @@ from slurm_ext.domain.errors import (
     SourceMissingError,
 )
 from slurm_ext.domain.pausing import Paused, read_paused
+from slurm_ext.slurm.parse_jobs import epoch
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.requeue import attempts as ledger
 
@@ -40,11 +41,12 @@ PENDING = "PENDING"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Slurm's state of a job and its reason for it."""
+    """Slurm's state of a job, its reason for it, and when it lets a waiting one start."""
 
     job_id: str
     state: str
     reason: str = ""
+    begin_s: float | None = None
 
     @property
     def obstacle(self) -> str:
@@ -73,7 +75,7 @@ class Standing:
 
 def look(job_id: str, runner: CommandRunner) -> Standing:
     """Ask Slurm once. Raises DataError for what is no single job to Slurm."""
-    argv = ["squeue", "-h", "-j", job_id, "-t", "all", "-o", "%T %r %i"]
+    argv = ["squeue", "-h", "-j", job_id, "-t", "all", "-o", "%T %r %S %i"]
     try:
         found = runner.run(argv, timeout_s=_ANSWER_S, check=False)
         if found.rc and "invalid job id" not in found.stderr.lower():
@@ -92,7 +94,10 @@ def look(job_id: str, runner: CommandRunner) -> Standing:
             "is an array" if array else f"is {', '.join(names[:4])} to Slurm",
             f"name one task of the array, as in {names[0] if _single(names[0]) else f'{job_id}_1'}",
         )
-    return Standing(job_id, rows[0][0], rows[0][1] if len(rows[0]) > 1 else "")
+    state, *more = rows[0]
+    # %S is a forecast unless it is the begin time that the job waits for.
+    begin_s = epoch(more[1]) if len(more) > 2 and more[0] == "BeginTime" else None
+    return Standing(job_id, state, more[0] if more else "", begin_s)
 
 
 def _single(name: str) -> bool:

@@ -1,9 +1,10 @@
 """Jobs that the daemon has no document of, but whose own ``ft-run`` left a record in the spool.
 
-A job that ends within one cycle is seen by no cycle, and a daemon that is down sees none. What is
-shown of such a job is what its user's directory says; whose job it was nobody has checked. Hence
-the choice a reader would question: only the directories of the users that were asked for are read,
-one's own by default, and only root reads everybody's.
+A job that ends within one cycle is seen by no cycle, a daemon that is down sees none, and a job
+without an ``--ft-*`` option is not planned at all. What is shown of such a job is what its user's
+directory says; whose job it was nobody has checked, unless it is in the queue still and Slurm is
+asked (`with_slurm`). Hence the choice a reader would question: only the directories of the users
+that were asked for are read, one's own by default, and only root reads everybody's.
 """
 
 from __future__ import annotations
@@ -11,17 +12,35 @@ from __future__ import annotations
 import os
 import pwd
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from slurm_ext.control.spool import Spool
+from slurm_ext.control.spool import Inbox, Spool
+from slurm_ext.control.truth import truth_from
 from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
+from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.domain.job import JobState
+from slurm_ext.domain.pausing import read_paused
 from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.domain.policy import Permit
+from slurm_ext.domain.progress import Progress
+from slurm_ext.slurm.parse_jobs import epoch, text_or_empty
+from slurm_ext.slurm.process import CommandRunner
+from slurm_ext.slurm.rows import RowFormat, new_mark
 
+# The policy of a document that no daemon wrote.
+NO_POLICY = "none"
 UNSEEN = "no cycle of the daemon saw it; this is what its own ft-run recorded"
+UNPLANNED = (
+    "it has no --ft-* option, so it is not planned; this is what Slurm and its own ft-run tell"
+)
+# The last column may hold anything.
+_COLUMNS = ("JobArrayID", "UserID", "State", "Partition", "QOS", "Reason", "EligibleTime")
+_TEXT = "admin_comment"
+# An answer makes the words better; without it there are words all the same.
+_ANSWER_S = 5.0
 _TASK = re.compile(r"^\d+_\d+$", re.ASCII)
 
 
@@ -66,7 +85,7 @@ def named(
     found = list(_records(spool, _uids(spool, users), missing))
     for uid, wanted in tasks.items():
         found += _records(spool, [uid], wanted)
-    return [_document(uid, record) for uid, record in found]
+    return found
 
 
 def recent(
@@ -76,22 +95,71 @@ def recent(
     reader = Spool(spool)
     found: list[PlanDocument] = []
     for uid in _uids(spool, users):
-        for record in reader.read_about(uid, _Undocumented(known), since_s).attempts.values():
-            if record.attempts and _last_s(record) >= since_s:
-                found.append(_document(uid, record))
+        inbox = reader.read_about(uid, _Undocumented(known), since_s)
+        found += (d for d in _documents(uid, inbox) if _last_s(d) >= since_s)
     return found
 
 
-def _records(
-    spool: Path, uids: Collection[int], names: Collection[str]
-) -> Iterator[tuple[int, Attempts]]:
+def with_slurm(documents: Sequence[PlanDocument], runner: CommandRunner) -> list[PlanDocument]:
+    """These documents with what Slurm, asked once, says of those whose job may be in the queue.
+
+    Where it does not answer, or shows another user's job under that number, they stay as they are.
+    """
+    names = [d.job_id for d in documents if d.policy == NO_POLICY and d.state != ENDED]
+    told = _rows(names, runner) if names else {}
+    return [_told(d, told[d.job_id]) if d.job_id in told else d for d in documents]
+
+
+def _rows(names: Sequence[str], runner: CommandRunner) -> Mapping[str, Sequence[str]]:
+    form = RowFormat((*_COLUMNS, _TEXT), new_mark())
+    argv = ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(names), "-O", form.argument]
+    try:
+        answer = runner.run(argv, timeout_s=_ANSWER_S, check=False)
+        rows = [form.fields(row, "squeue") for row in form.split(answer.stdout, "squeue")]
+    except (SlurmCommandError, SourceMissingError):
+        return {}
+    return {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+
+
+def _told(document: PlanDocument, row: Sequence[str]) -> PlanDocument:
+    uid, state, partition, qos, reason, eligible, comment = row
+    if uid != str(document.uid):
+        return document
+    decision = document.decision
+    if "ft:" not in comment:
+        decision = replace(decision, reason=UNPLANNED)
+    if state == JobState.PENDING.value:
+        decision = replace(decision, expected_start_s=epoch(eligible))
+        last = document.attempts[-1]
+        paused = read_paused(last.reason) if last.ended_s is not None else None
+        if paused is not None:
+            decision = replace(
+                decision,
+                waits_for=f"the end of its pause ({paused.words}); slurm-ext resume"
+                f" {document.job_id} lets it start",
+            )
+    return replace(
+        document,
+        state=state,
+        partition=partition,
+        qos=text_or_empty(qos),
+        slurm_reason=text_or_empty(reason),
+        decision=decision,
+    )
+
+
+def _records(spool: Path, uids: Collection[int], names: Collection[str]) -> Iterator[PlanDocument]:
     if not names:
         return
     reader = Spool(spool)
     for uid in uids:
-        for record in reader.read_about(uid, _Named(names)).attempts.values():
-            if record.attempts:
-                yield uid, record
+        yield from _documents(uid, reader.read_about(uid, _Named(names)))
+
+
+def _documents(uid: int, inbox: Inbox) -> Iterable[PlanDocument]:
+    for (_, job_id), record in inbox.attempts.items():
+        if record.attempts:
+            yield _document(uid, record, inbox.progress.get((uid, job_id)))
 
 
 def _uids(spool: Path, users: Collection[str]) -> list[int]:
@@ -112,12 +180,12 @@ def _uids(spool: Path, users: Collection[str]) -> list[int]:
         return [0]  # a spool that cannot be listed is told by whoever reads its documents
 
 
-def _last_s(record: Attempts) -> float:
-    last = record.attempts[-1]
+def _last_s(document: PlanDocument) -> float:
+    last = document.attempts[-1]
     return last.ended_s if last.ended_s is not None else last.started_s
 
 
-def _document(uid: int, record: Attempts) -> PlanDocument:
+def _document(uid: int, record: Attempts, report: Progress | None) -> PlanDocument:
     """The record in the form in which everything else is shown; the daemon never writes this."""
     last = record.attempts[-1]
     over = last.ended_s is not None and not last.requeued
@@ -132,9 +200,9 @@ def _document(uid: int, record: Attempts) -> PlanDocument:
         uid=uid,
         partition="unknown",
         state=ENDED if over else JobState.UNKNOWN.value,
-        made_s=_last_s(record),
+        made_s=last.ended_s if last.ended_s is not None else last.started_s,
         mode=Mode.OBSERVE,
-        policy="none",
+        policy=NO_POLICY,
         decision=Decision(record.job_id, Verdict.LEAVE, 0, UNSEEN),
         permit=Permit(order=False),
         requested_gpus=last.gpus,
@@ -143,4 +211,5 @@ def _document(uid: int, record: Attempts) -> PlanDocument:
         attempt=last.number,
         starts=last.number + 1,
         attempts=record.attempts,
+        truth=None if report is None else truth_from(report),
     )

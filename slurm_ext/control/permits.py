@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # Slurm sets a priority of 0 with these reasons by itself (an exclusive job after a node failure).
 _HELD_BY_SLURM = frozenset({"BadConstraints", "JobLaunchFailure"})
+NO_GPUS = "it asks for no GPUs: there is nothing to plan, and Slurm orders and starts it"
 # From the end of an attempt until `slurm-ext pause` has written the later start: it waits until
 # the job is in the queue again.
 _PAUSED_LATE_S = 120.0
@@ -187,6 +188,8 @@ def _why_not_resized(
     facts: SlurmFacts,
     rules: ActingRules,
 ) -> str:
+    if not job.gpus:
+        return NO_GPUS
     if not rules.may(job.partition, RESIZE) or not rules.may(job.partition, LEASE):
         return f"resizing is switched off in partition {job.partition}"
     if refusal := facts.lease_refusal():
@@ -195,7 +198,7 @@ def _why_not_resized(
         return "salloc and srun jobs are ordered, not resized"
     veto = entry is not None and entry.veto
     if not veto and not directive.gpus.resizable:
-        return "it asked for exactly the GPUs that it requested"
+        return "its GPU count stays as submitted: no --ft-gpus allows another"
     if entry is not None and entry.resized_by_hand:
         return "its size was changed by hand (scontrol update) and is kept"
     if reason := _why_fixed(job, directive, entry):

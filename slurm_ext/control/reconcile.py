@@ -14,7 +14,7 @@ START             planned shape, limit and nodes, then the lease is lifted
 WAIT              leased, in the submitted shape
 RESERVE           no lease, present shape, so that Slurm reserves for it
 ORDER             no lease, submitted shape
-LEAVE, no plan    what is ours is given back
+LEAVE, no plan    what is ours is given back; of a job without GPUs the requeue delay is lifted
 ================  ==========================================================================
 
 Size fields are written only to a pending job whose begin time, as read back, lies at least two
@@ -328,6 +328,12 @@ def _new_attempt(case: Case) -> dict[str, Any]:
     }
 
 
+def _not_kept(case: Case) -> bool:
+    """Whether Slurm's delay after a requeue is lifted although no plan says when to start: a job
+    without GPUs competes for none of what is planned."""
+    return case.hold is Hold.REQUEUE and case.permit.order and not case.job.gpus
+
+
 def _struck_off(case: Case) -> Case:
     """The case, with the size struck off in which the policy has waited too long for its start."""
     if case.decision is None or not case.decision.left_to_slurm:
@@ -388,7 +394,7 @@ def reconcile(
                 wave.give_back(case, why, let_go=True)
             case Verdict.LEAVE:
                 why = case.permit.reasons[0] if case.permit.reasons else case.why
-                wave.give_back(case, why, let_go=case.hold is Hold.OURS)
+                wave.give_back(case, why, let_go=case.hold is Hold.OURS or _not_kept(case))
     noticed = {c.job_id: c.entry for c in cases if c.entry != ledger.get(c.job_id)}
     bound = rules.max_writes_per_cycle if max_writes is None else max_writes
     return wave.result(noticed, bound)

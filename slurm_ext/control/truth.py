@@ -94,4 +94,5 @@ def truth_from(report: Progress, ends_s: Estimate | None = None) -> Truth:
         ends_s=ends_s,
         save_error=report.save_error,
         hold=report.hold,
+        restored_step=report.restored_step,
     )

@@ -46,7 +46,7 @@ class Truth:
     ``attempt`` is the attempt that reported. ``ends_s`` is the predicted end, ``None`` while the
     job waits. ``checkpoint_s`` is when the last complete checkpoint was written, ``save_s`` how
     long that took. ``save_error`` is why the last save failed, empty where it succeeded.
-    ``hold`` is the pause under way.
+    ``hold`` is the pause under way, ``restored_step`` the step that the attempt began from.
     """
 
     at_s: float
@@ -62,6 +62,7 @@ class Truth:
     ends_s: Estimate | None = None
     save_error: str = ""
     hold: Hold | None = None
+    restored_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

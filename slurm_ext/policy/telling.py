@@ -29,8 +29,8 @@ def started(
     elif fact.permit.resize and len(fact.candidates) > 1:
         why = (
             f"{counted(count, 'GPU')} on {counted(len(nodes), 'node')} "
-            f"make{'s' if count == 1 else ''} the most progress per second that the "
-            f"{counted(part.gpus_free, 'free GPU')} allow, over all waiting jobs"
+            f"make{'s' if count == 1 else ''} the most progress per second, over all waiting jobs,"
+            f" of what finds room among the {counted(part.gpus_free, 'free GPU')}"
         )
     else:
         why = f"{_are_free(count)} for it, and no other use of them makes more progress"
@@ -133,5 +133,8 @@ def worth_per_gpu(candidate: Candidate, fact: JobFacts) -> float:
 
 def leave(job: Job, fact: JobFacts, rank: int) -> Decision:
     """The decision for a job of which nothing is ours to plan."""
-    reason = "; ".join(fact.permit.reasons) or "no feasible configuration is known"
+    reason = "; ".join(fact.permit.reasons)
+    if fact.permit.order and job.gpus:
+        # What forbids another size is not what keeps it from being planned as it is.
+        reason = "no feasible configuration is known" + (f" ({reason})" if reason else "")
     return Decision(job.job_id, Verdict.LEAVE, rank, reason, pool=fact.pool)

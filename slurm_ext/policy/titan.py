@@ -79,6 +79,7 @@ from slurm_ext.policy.queue import (
     running_releases,
     shape_of,
 )
+from slurm_ext.policy.roomless import with_roomless
 from slurm_ext.policy.shortlist import front, seats_for, standing, ways
 from slurm_ext.policy.telling import carried, leave, left_to_slurm, started, waits
 from slurm_ext.policy.worth import Way, worth_solving
@@ -205,7 +206,7 @@ class TitanPolicy:
             starts = [*starts, *chosen]
             solves.append(info)
         waiting = () if view.brief else opens
-        self._write(part, waiting, starts, grown, blocked, against, releases, now, decisions)
+        self._write(view, part, waiting, starts, grown, blocked, against, releases, now, decisions)
         return starts
 
     def _hold_out(self, view: View, part: Field, opens: Sequence[Open], now: float) -> None:
@@ -421,6 +422,7 @@ class TitanPolicy:
 
     def _write(
         self,
+        view: View,
         part: Field,
         opens: Sequence[Open],
         starts: Sequence[Start],
@@ -433,8 +435,9 @@ class TitanPolicy:
     ) -> None:
         order = sorted(starts, key=lambda s: (not s.overdue, s.open.fact.waiting_since_s, s.key))
         for rank, s in enumerate(order):
+            terms = with_roomless(view, part, s, rank, self.config.topology)
             decision = started(
-                s.open.job, s.open.fact, s.candidate, s.nodes, s.terms, rank, part, s.overdue
+                s.open.job, s.open.fact, s.candidate, s.nodes, terms, rank, part, s.overdue
             )
             if decision.verdict is Verdict.START:
                 since = s.open.wanted_since_s

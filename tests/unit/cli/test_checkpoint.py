@@ -74,7 +74,9 @@ def test_verify_tells_by_its_exit_code(root: Path, capsys: pytest.CaptureFixture
     told = capsys.readouterr()
     assert f"{step_name(3)}: damaged" in told.out
     assert "content is not what was saved" in told.err
-    assert main(["checkpoint", "verify", str(root.parent)]) == 1  # nothing there is not "fine"
+    assert (
+        main(["checkpoint", "verify", str(root.parent.parent)]) == 1
+    )  # nothing there is not "fine"
 
 
 def test_verify_looks_at_shared_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,3 +174,50 @@ def test_a_login_node_without_torch_can_look(root: Path) -> None:
         timeout=30,
         capture_output=True,
     )
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Path:
+    """Two tasks with checkpoints, one of which left an unfinished save; and the chain's own."""
+    root = tmp_path / "ft-checkpoints" / "6"
+    for task, steps in (("birds", (1, 2)), ("cars", (1,))):
+        for step in steps:
+            save(root / task, step, bytes(300), keep=9)
+    (root / "cars" / ".tmp-000000000002-ab").mkdir()
+    (root / "chain").mkdir()
+    (root / "chain" / "switch-0001.json").write_text("{}")
+    return root
+
+
+def test_the_tasks_of_a_chain_are_listed_with_their_names(
+    chain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "ls", str(chain), "-h", "-o", "%n %t"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"birds/{step_name(2)} LATEST",
+        f"birds/{step_name(1)} COMPLETE",
+        f"cars/{step_name(1)} LATEST",
+        "cars/.tmp-000000000002-ab PARTIAL",
+    ]
+    assert main(["checkpoint", "ls", str(chain), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [len(task["complete"]) for task in told["tasks"]] == [2, 1]
+
+
+def test_the_tasks_of_a_chain_are_verified(chain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoint", "verify", str(chain)]) == 0
+    assert capsys.readouterr().out.count(": ok") == 3
+    (chain / "cars" / step_name(1) / "data").unlink()
+    assert main(["checkpoint", "verify", str(chain)]) == 1
+    assert f"{chain / 'cars' / step_name(1)}: not complete" in capsys.readouterr().out
+
+
+def test_what_a_task_of_a_chain_left_unfinished_goes(
+    chain: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = chain / "cars" / ".tmp-000000000002-ab"
+    os.utime(old, (1.0, 1.0))
+    assert main(["checkpoint", "gc", str(chain)]) == 0
+    assert f"{old}: deleted" in capsys.readouterr().out
+    assert not old.exists()
+    assert (chain / "birds" / step_name(2)).is_dir()

@@ -12,8 +12,9 @@ from slurm_ext.cli.explain import base_id_of, tell
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
 from slurm_ext.domain.errors import DataError
 from slurm_ext.domain.estimate import Source
-from slurm_ext.domain.plan import SolveInfo, Verdict
+from slurm_ext.domain.plan import SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import Permit
+from slurm_ext.policy.roomless import term_name
 from tests.unit.cli.spooled import MADE_S, Site, decision, document, estimate, whole
 
 
@@ -94,11 +95,20 @@ def test_a_job_that_is_left_alone_says_why() -> None:
 
 
 def test_what_forbids_a_resize_is_told() -> None:
-    permit = Permit(reasons=("it asked for exactly the GPUs that it requested",))
+    permit = Permit(reasons=("its GPU count stays as submitted: no --ft-gpus allows another",))
     order = decision(Verdict.ORDER, reason="only its place in the queue is planned")
     text = told(document(made=order, permit=permit))
     assert "GPUs    4: only its place in the queue is planned" in text
-    assert "it asked for exactly the GPUs that it requested" in text
+    assert "its GPU count stays as submitted: no --ft-gpus allows another" in text
+
+
+def test_a_count_without_room_says_so_beside_its_estimate() -> None:
+    lacks = Term(term_name(4), 0.0, "there is no node with 4 GPUs free")
+    text = told(document(made=decision(Verdict.START, terms=(lacks,))))
+    row = next(line for line in text.splitlines() if line.startswith("       4 GPUs"))
+    assert row.endswith("; no room now: there is no node with 4 GPUs free")
+    assert text.count("no room now") == 1
+    assert "Decided by" not in text
 
 
 def test_how_sure_an_estimate_is() -> None:

@@ -280,7 +280,7 @@ def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str])
     first, second, third = lines(capsys)
     assert first == ("3 0 01:00:00 4 n1 0 700 700 - 85 yes|preempted|Slurm requeues it by itself")
     assert second == "3 1 00:56:20 8 n[1-2] 700 1000 900 00:00:30 - no|node failure|-"
-    assert third == "3 2 00:31:40 8 n[3-4] 900 - - - - no|-|-"
+    assert third == "3 2 00:31:40 8 n[3-4] 900 1200 1100 - - no|-|-"
 
 
 def test_attempts_have_fields_of_their_own(

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import pwd
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from slurm_ext.cli.unseen import UNSEEN
+from slurm_ext.cli import explain, queue
+from slurm_ext.cli.unseen import UNPLANNED, UNSEEN
 from slurm_ext.control.ledger import KEEP_S
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.document import ENDED
 from slurm_ext.domain.plan import Verdict
-from slurm_ext.domain.request import attempts_path, user_dir
+from slurm_ext.domain.progress import Hold, Progress
+from slurm_ext.domain.request import attempts_path, progress_path, user_dir
+from slurm_ext.slurm.process import Answer
+from slurm_ext.slurm.rows import SEPARATOR
 from tests.unit.cli.spooled import MADE_S, Site, decision, document
 
 UID = os.getuid()
@@ -139,6 +144,88 @@ def test_a_recorded_start_without_an_end_is_not_called_ended(
     assert rows(site, capsys, "-j", "1", "-o", "%i|%t") == ["1|UN"]
     assert site.run("explain", "1") == 0
     assert "has left the queue" not in capsys.readouterr().out
+
+
+# -- what Slurm tells of them ---------------------------------------------------------------------
+
+WAITS = replace(
+    AT_ONCE, cause=Cause.OPERATOR, requeued=True, reason="paused by alice for 600 s: saved"
+)
+RUNS = replace(AT_ONCE, number=1, ended_s=None, cause=None, exit_code=None, reason="")
+
+
+class Slurm:
+    """squeue with one row for job 1; what it was asked is kept."""
+
+    def __init__(
+        self, state: str, *, uid: int = UID, begin: float = 0.0, comment: str = ""
+    ) -> None:
+        self.cells = [str(uid), state, "main", "normal", "BeginTime", f"{begin:.0f}", comment]
+        self.asked: list[Sequence[str]] = []
+
+    def run(self, argv: Sequence[str], **_: object) -> Answer:
+        self.asked.append(argv)
+        mark = str(argv[-1]).rpartition(SEPARATOR)[2]
+        return Answer(SEPARATOR.join(["1", *self.cells, mark]) + "\n", "", 0)
+
+
+@pytest.fixture
+def squeue(monkeypatch: pytest.MonkeyPatch) -> Callable[[Slurm], Slurm]:
+    def answers(slurm: Slurm) -> Slurm:
+        for command in (explain, queue):
+            monkeypatch.setattr(command, "CommandRunner", lambda: slurm)
+        return slurm
+
+    return answers
+
+
+def test_a_waiting_job_without_an_option_is_told_with_its_pause_and_begin(
+    site: Site, squeue: Callable[[Slurm], Slurm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1", WAITS)
+    slurm = squeue(Slurm("PENDING", begin=MADE_S + 600))
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert f"Job 1 of {ME}, partition main, QOS normal: pending (Slurm says: BeginTime)" in text
+    assert UNPLANNED in text
+    assert UNSEEN not in text
+    assert "Waits   for the end of its pause (paused by alice for 600 s)" in text
+    assert "Start   not before " in text
+    assert "by policy" not in text
+    assert len(slurm.asked) == 1
+    assert rows(site, capsys, "-j", "1", "-o", "%i|%t|%P")[0] == "1|PD|main"
+
+
+def test_a_running_job_without_an_option_tells_its_step_and_its_pause(
+    site: Site, squeue: Callable[[Slurm], Slurm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(site, "1", RUNS)
+    hold = Hold(MADE_S - 10, MADE_S + 600, "alice", "memory")
+    report = Progress("1", 1, MADE_S, 40, 400, 2.5, 2, restored_step=20, hold=hold)
+    Path(str(progress_path(site.spool.root, UID, "1"))).write_text(report.to_json())
+    squeue(Slurm("RUNNING"))
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert "Reports step 40" in text
+    assert "Paused  by alice since" in text
+    assert rows(site, capsys, "-j", "1", "-o", "%n|%R")[0].startswith("40|paused by alice")
+    # Of the attempt that runs, what it has reported stands in its row.
+    assert rows(site, capsys, "--attempts", "-j", "1", "-o", "%n|%b|%l|%c") == ["1|20|40|-"]
+
+
+@pytest.mark.parametrize("slurm", [Slurm("RUNNING", uid=UID + 1), Slurm("", comment="ft:{}")])
+def test_what_slurm_shows_of_another_job_or_of_one_with_an_option_is_not_unplanned(
+    site: Site,
+    slurm: Slurm,
+    squeue: Callable[[Slurm], Slurm],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record(site, "1", RUNS)
+    squeue(slurm)
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert UNSEEN in text
+    assert UNPLANNED not in text
 
 
 # -- running and ended ---------------------------------------------------------------------------

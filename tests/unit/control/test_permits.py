@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurm_ext.control.permits import SlurmFacts, classify, facts_from
+from slurm_ext.control.permits import NO_GPUS, SlurmFacts, classify, facts_from
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.directive import Directive, GpuRequest, GpuRequestKind, RequestedShape
@@ -258,3 +258,12 @@ def test_a_slurm_in_which_nothing_may_be_touched(values):
     assert not (found.lease)
     assert not (found.pin)
     assert facts.refusal() in found.reasons
+
+
+@pytest.mark.parametrize("acts", [{"order"}, {"order", "resize", "lease", "pin"}])
+def test_a_job_without_gpus_is_told_that_there_is_nothing_to_plan(acts: set[str]):
+    rules = replace(RULES, acts={"main": frozenset(acts)})
+    found = permit(replace(JOB, gpus=0), replace(DIRECTIVE, gpus=GpuRequest()), rules=rules)
+    assert (found.order, found.resize, found.lease) == (True, False, False)
+    assert found.reasons[0] == NO_GPUS
+    assert "as submitted" not in " ".join(found.reasons)

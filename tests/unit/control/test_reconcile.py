@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from slurm_ext.control.permits import NO_GPUS
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.rules import ActingRules
 from slurm_ext.control.submitted import notice_others
@@ -285,6 +286,23 @@ def test_slurms_requeue_delay_is_lifted_for_a_start(world: World):
     world.act(decision(job, START, gpus=4))
     world.slurm.advance()
     assert world.fake(job).state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_slurms_requeue_delay_is_lifted_for_a_job_without_gpus_where_we_order(
+    world: World, ordered: bool
+):
+    job = world.submit(0, kind=ShapeKind.FIXED)
+    if not ordered:
+        world.rules = replace(RULES, acts={})
+    world.slurm.advance()
+    assert world.fake(job).state is JobState.RUNNING
+    world.slurm.requeue(job)
+    world.slurm.advance(2)
+    written = world.act(decision(job, LEAVE))
+    assert [(a.kind, a.reason) for a in written] == (
+        [(ActionKind.LIFT, f"let go: {NO_GPUS}")] if ordered else []
+    )
 
 
 def test_pins_are_never_longer_than_the_node_count(world: World):

@@ -12,6 +12,7 @@ from slurm_ext.domain.node import Partition
 from slurm_ext.domain.plan import Plan, Verdict
 from slurm_ext.domain.policy import JobFacts, Permit, View
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.policy.roomless import term_name
 from slurm_ext.policy.titan import TitanConfig, TitanPolicy
 from tests.unit.policy.build import FULL, facts, job, nodes, placement, view
 
@@ -59,6 +60,35 @@ def test_a_candidate_without_a_seat_is_replaced_by_one_that_has_one() -> None:
     plan = decide(view([job(1)], known, nodes(2, used=[1, 1])))
     assert gpus_started(plan) == {"1": 2}
     assert "2 times" in plan.solves[0].note
+
+
+def test_a_faster_count_without_cpus_beside_its_gpus_is_told() -> None:
+    # All eight GPUs are free; somebody's CPUs are in the way on the second node.
+    machines = nodes(2)
+    machines = (machines[0], replace(machines[1], cpus_alloc=1))
+    known = {"1": facts(1, {4: 2 * HOUR, 8: HOUR})}
+    started = decide(view([job(1, 4, cpus=32)], known, machines)).decisions["1"]
+    assert started.verdict is Verdict.START
+    assert started.configuration is not None
+    assert started.configuration.gpus == 4
+    words = {term.name: term.words for term in started.terms}
+    assert words[term_name(8)] == "there are not 2 nodes with 32 free CPUs beside 4 free GPUs"
+    # Without that job there is room, and nothing of the kind is said.
+    free = decide(view([job(1, 4, cpus=32)], known, nodes(2))).decisions["1"]
+    assert free.configuration is not None
+    assert free.configuration.gpus == 8
+    assert not any(term.name.startswith("no room") for term in free.terms)
+
+
+def test_a_faster_count_without_memory_or_whole_nodes_is_told() -> None:
+    known = {"1": facts(1, {2: 2 * HOUR, 4: HOUR})}
+    split = decide(view([job(1, 2)], known, nodes(2, used=[1, 1]))).decisions["1"]
+    assert term_name(4) in {t.name for t in split.terms}
+    assert "there is no node with 4 GPUs free" in {t.words for t in split.terms}
+    full = tuple(replace(n, memory_mib=8192, memory_alloc_mib=1024) for n in nodes(1))
+    tight = decide(view([job(1, 2, memory_mib=4096)], known, full)).decisions["1"]
+    words = "there is no node with 8 GiB of free memory beside the GPUs and CPUs"
+    assert words in {t.words for t in tight.terms}
 
 
 def test_a_gang_starts_whole_or_waits_and_says_so() -> None:
