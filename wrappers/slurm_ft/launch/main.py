@@ -154,7 +154,7 @@ def _supervise(
         signals,
         environment,
         lambda: joining.has_session(paths.status),
-        has_left=lambda: _has_left(paths.status),
+        has_left=_Left(paths.status),
         grace_s=options.seconds("grace"),
         hook=hook if here else "",
         hook_elsewhere="" if here or not hook else marks.hook,
@@ -299,14 +299,27 @@ def _ended_well(identity: Identity, paths: Paths) -> bool:
     return attempts.ended_well(path, identity.job_id, identity.attempt - 1)
 
 
-def _has_left(path: str) -> bool:
-    """Whether a session has written that it leaves, and is gone."""
-    from pathlib import Path
+class _Left:
+    """Whether the session has left. First asked when the signal comes, to know which one it is:
+    a launcher may have started its ranks again, with a status of theirs, before the next look."""
 
-    from slurm_ft import status
+    def __init__(self, path: str):
+        self._path = path
+        self._pid: int | None = None
 
-    said = status.read(Path(path)) if path else None
-    return said is not None and said.leaving is not None and not processes.runs(said.pid)
+    def __call__(self) -> bool:
+        from pathlib import Path
+
+        from slurm_ft import status
+
+        said = status.read(Path(self._path)) if self._path else None
+        if said is None:
+            return False
+        if self._pid is None:
+            self._pid = said.pid
+        if said.leaving is not None:
+            return not processes.runs(said.pid)
+        return said.pid != self._pid and not processes.runs(self._pid)
 
 
 def _at_terminal() -> bool:

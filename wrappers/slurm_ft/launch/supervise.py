@@ -34,6 +34,8 @@ POLL_S = 0.25
 LOOK_S = 60.0
 # What a launcher takes to notice by itself that its ranks have left.
 LAUNCHER_S = 2.0
+# In place of the time since when its ranks have left: it was told to end.
+_TOLD = float("inf")
 # A program whose shell died of the signal: for how long without any other limit.
 LINGER_S = 600.0
 MAX_OUTPUT = 65536
@@ -66,7 +68,8 @@ class Orders:
 
     ``hook`` is the command of --on-preempt where this rank runs it; ``hook_elsewhere`` the file
     that rank 0 writes when its own has ended, where this rank waits for it instead.
-    ``has_left`` is asked about the session under a launcher, which may start its ranks again.
+    ``has_left`` is asked about the session under a launcher, which may start its ranks again;
+    first when the signal comes.
     ``heard`` is called once per signal of ``signals``, before anything is waited for; ``look``
     every ``look_s`` seconds, whatever happens.
     """
@@ -215,6 +218,9 @@ class Supervisor:
             else:
                 self._hear(info)
         self.ending.ended_s = time.time()
+        if self._left_at == _TOLD:
+            # A launcher that is ended while it starts ranks again leaves those behind.
+            processes.kill_below(os.getpid(), self._spared())
         # What still runs holds the job's output open, and nobody waits for its answer any more. A
         # command that has one only asks, and may ignore TERM; a helper ends in order.
         for pid, (read_end, _) in self._commands.items():
@@ -283,7 +289,7 @@ class Supervisor:
             if self.orders.has_left is not None and self.orders.has_left():
                 self._left_at = now
         elif now - self._left_at > LAUNCHER_S:
-            self._left_at = float("inf")
+            self._left_at = _TOLD
             processes.send(self.pid, signal.SIGTERM)
 
     def _spared(self) -> set[int]:
@@ -315,6 +321,8 @@ class Supervisor:
             if first:
                 self.ending.asked = number
                 self.ending.asked_s = time.time()
+                if orders.launcher and orders.has_left is not None:
+                    orders.has_left()
                 if orders.grace_s is not None:
                     margin_s = min(MARGIN_S, orders.grace_s * MARGIN_SHARE)
                     self.limit(time.monotonic() + orders.grace_s - margin_s)
