@@ -43,6 +43,17 @@ tasks:
 """
 
 
+def preempt_in_second(folder: Path, path: Path) -> None:
+    """Run the chain until its second task has made some steps; it saves and leaves."""
+
+    def preempt(pids: list[int]) -> None:
+        wait_for_step(folder, "second", 5)
+        os.kill(pids[0], signal.SIGUSR2)
+
+    slow = ("--chain", str(path), "--emulate-step-s=0.05", *PIPELINE)
+    assert codes(run(folder, 2, *slow, meanwhile=preempt)) == [85, 85]
+
+
 def same_as_alone(folder: Path, path: Path, size: int, *argv: str) -> None:
     """Every task of the chain has the losses, weights and saved state of a job of its own."""
     mine = losses(folder)
@@ -235,13 +246,7 @@ def test_a_task_that_became_another_between_attempts_is_left_out_and_said(
     trained; with the old seed back, the task goes on where it stood."""
     text = THREE.replace("FORM", SAME).replace("seed: 2, steps: 3", "seed: 2, steps: 40")
     path = write_chain(tmp_path, text)
-
-    def preempt(pids: list[int]) -> None:
-        wait_for_step(tmp_path, "second", 5)
-        os.kill(pids[0], signal.SIGUSR2)
-
-    slow = ("--chain", str(path), "--emulate-step-s=0.05", *PIPELINE)
-    assert codes(run(tmp_path, 2, *slow, meanwhile=preempt)) == [85, 85]
+    preempt_in_second(tmp_path, path)
     reached = max(losses(tmp_path)["second"])
     text = path.read_text()
     path.write_text(text.replace("seed: 2,", "seed: 22,"))
@@ -263,13 +268,7 @@ def test_a_task_whose_checkpoints_were_damaged_does_not_begin_anew_by_itself(
     """Weeks may lie there that somebody can restore. Removed, the task begins anew."""
     text = THREE.replace("FORM", SAME).replace("seed: 2, steps: 3", "seed: 2, steps: 30")
     path = write_chain(tmp_path, text)
-
-    def preempt(pids: list[int]) -> None:
-        wait_for_step(tmp_path, "second", 5)
-        os.kill(pids[0], signal.SIGUSR2)
-
-    slow = ("--chain", str(path), "--emulate-step-s=0.05", *PIPELINE)
-    assert codes(run(tmp_path, 2, *slow, meanwhile=preempt)) == [85, 85]
+    preempt_in_second(tmp_path, path)
     newest = max((tmp_path / "ckpt" / "second").glob("step-*"))
     data = max(newest.glob("*.distcp"), key=lambda file: file.stat().st_size)
     content = bytearray(data.read_bytes())

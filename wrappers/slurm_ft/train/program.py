@@ -25,7 +25,7 @@ from slurm_ft.train.output import fault
 from slurm_ft.train.ranks import Ranks, fix_workspace, joined, prepare_device
 from slurm_ft.train.results import ResultError, part_name, write_manifest, write_part
 from slurm_ft.train.shared import on_all_ranks
-from slurm_ft.train.task import Task
+from slurm_ft.train.task import SHAPE, Task
 from slurm_ft.train.trainer import Trainer
 
 
@@ -87,21 +87,7 @@ def train(options: Options, environ: Mapping[str, str]) -> dict[str, float]:
 
 # What a checkpoint's weights and place in the data belong to. Steps, rates and targets may change
 # between two attempts; with another of these a run would be neither the old task nor the new one.
-_IDENTITY = (
-    "model",
-    "dim",
-    "depth",
-    "heads",
-    "classes",
-    "image",
-    "patch",
-    "vocab",
-    "length",
-    "samples",
-    "seed",
-    "backbone_seed",
-    "frozen_layers",
-)
+_IDENTITY = (*SHAPE, "samples", "seed", "backbone_seed", "frozen_layers")
 
 
 def position_of(step: int, layout: Layout, task: Task) -> dict[str, Any]:

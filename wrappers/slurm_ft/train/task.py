@@ -107,8 +107,8 @@ class Task:
         return self.learning_rate * (1.0 - 0.9 * min(1.0, (step - self.warmup_steps) / rest))
 
 
-# What fixes shapes and trainable parameters: two tasks that agree on it can share tensors.
-_FORM = (
+# What fixes the shapes of the weights.
+SHAPE = (
     "model",
     "dim",
     "depth",
@@ -118,8 +118,9 @@ _FORM = (
     "patch",
     "vocab",
     "length",
-    "global_batch",
 )
+# What fixes shapes and trainable parameters: two tasks that agree on it can share tensors.
+_FORM = (*SHAPE, "global_batch")
 
 
 def differs(old: Task, new: Task) -> str:
