@@ -16,13 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from slurm_ext.cli.standing import last_pause
 from slurm_ext.control.spool import Inbox, Spool
 from slurm_ext.control.truth import truth_from
 from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
 from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.domain.job import JobState
-from slurm_ext.domain.pausing import read_paused
 from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.domain.policy import Permit
 from slurm_ext.domain.progress import Progress
@@ -130,12 +130,11 @@ def _told(document: PlanDocument, row: Sequence[str]) -> PlanDocument:
         decision = replace(decision, reason=UNPLANNED)
     if state == JobState.PENDING.value:
         decision = replace(decision, expected_start_s=epoch(eligible))
-        last = document.attempts[-1]
-        paused = read_paused(last.reason) if last.ended_s is not None else None
-        if paused is not None:
+        put_off = last_pause(document.attempts)
+        if put_off is not None:
             decision = replace(
                 decision,
-                waits_for=f"the end of its pause ({paused.words}); slurm-ext resume"
+                waits_for=f"the end of its pause ({put_off[1].words}); slurm-ext resume"
                 f" {document.job_id} lets it start",
             )
     return replace(
