@@ -5,14 +5,21 @@ says otherwise. Each would delete what the other is writing, and after a requeue
 whichever saved last: one model in the place of another. So rank 0 leaves its name in the directory,
 and a session that finds the name of another step that is still at work is an error.
 
-At work is who keeps renewing its status. A step that was killed does not, so it costs the next one
-a wait and no more; nothing is locked, since locks of file servers are lost in either direction.
+Steps that a script starts with ``&`` come here in the same moment. So names are numbered, and
+nobody overwrites one: of those that have found the same last name to be of no account, one makes
+the next number, and the others look at what it says.
+
+At work is who keeps renewing its status; one that has none yet is about to have it. A step that was
+killed does not, so it costs the next one a wait and no more; nothing is locked, since locks of file
+servers are lost in either direction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +30,8 @@ from slurm_ext.domain.errors import ProtocolError
 from slurm_ft import status, variables
 from slurm_ft.session.settings import Settings
 
-CLAIM = ".session.json"
+CLAIM = ".session-{number}.json"
+_CLAIM = re.compile(r"\.session-([0-9]{1,9})\.json")
 _MOST_BYTES = 8192
 # Rank 0 of a session renews its status this many times while another one watches it.
 _RENEWALS = 2.5
@@ -52,18 +60,56 @@ def take(settings: Settings, environ: Mapping[str, str]) -> str:
         return ""
     root = settings.checkpoint_dir
     mine = Claim(settings.job_id, settings.attempt, step_id, os.path.abspath(settings.status))
-    other = _read(root / CLAIM)
-    if other is not None and _is_beside(other, mine) and _at_work(other, settings):
-        return (
-            f"{root}: step {other.step_id} of this job keeps its checkpoints there: give each step"
-            f" a directory of its own (ft-run --checkpoint-dir, or {variables.CHECKPOINT_DIR})"
-        )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        status.replace_text(root / CLAIM, dumps(mine) + "\n")
+        while True:
+            number, other = _newest(root)
+            if other is not None and _is_beside(other, mine) and _at_work(other, settings):
+                return (
+                    f"{root}: step {other.step_id} of this job keeps its checkpoints there: give"
+                    f" each step a directory of its own (ft-run --checkpoint-dir, or"
+                    f" {variables.CHECKPOINT_DIR})"
+                )
+            # Whoever was slow may make a number that was made and removed meanwhile.
+            if _made(root, number + 1, mine) and _newest(root)[0] == number + 1:
+                _forget(root, number)
+                return ""
     except OSError as exc:
         _log.debug("%s: not claimed: %s", root, exc)
-    return ""
+        return ""
+
+
+def _newest(root: Path) -> tuple[int, Claim | None]:
+    """The last name and its number, 0 where there is none. Raises OSError."""
+    matches = (_CLAIM.fullmatch(name) for name in os.listdir(root))
+    number = max((int(match[1]) for match in matches if match), default=0)
+    return number, _read(root / CLAIM.format(number=number)) if number else None
+
+
+def _made(root: Path, number: int, mine: Claim) -> bool:
+    """Leave the name under this number, whole and at once, unless somebody else has.
+
+    Raises OSError, also where the file system knows no links.
+    """
+    written = root / f".session-{mine.job_id}-{mine.step_id}.new"
+    status.replace_text(written, dumps(mine) + "\n")
+    try:
+        os.link(written, root / CLAIM.format(number=number))
+    except FileExistsError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            written.unlink()
+    return True
+
+
+def _forget(root: Path, last: int) -> None:
+    """Remove the names up to this number."""
+    for name in os.listdir(root):
+        match = _CLAIM.fullmatch(name)
+        if match and int(match[1]) <= last:
+            with contextlib.suppress(OSError):
+                (root / name).unlink()
 
 
 def _is_beside(other: Claim, mine: Claim) -> bool:
@@ -74,15 +120,17 @@ def _is_beside(other: Claim, mine: Claim) -> bool:
 
 
 def _at_work(other: Claim, settings: Settings) -> bool:
+    """Whether its status is renewed, or made, while we look."""
     path = Path(other.status)
     end = time.monotonic() + _RENEWALS * settings.progress_interval_s
     first = status.read(path)
     last = first
-    while last is not None and first is not None and time.monotonic() < end:
-        if last.done or last.failed is not None or last.leaving is not None:
-            return False
-        if last.at_s != first.at_s:
-            return True
+    while time.monotonic() < end:
+        if last is not None:
+            if last.done or last.failed is not None or last.leaving is not None:
+                return False
+            if first is None or last.at_s != first.at_s:
+                return True
         time.sleep(_POLL_S)
         last = status.read(path)
     return False

@@ -93,6 +93,48 @@ def test_a_step_that_was_killed_costs_a_wait_and_no_more(tmp_path: Path):
     assert 0.9 < time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_of_steps_that_come_in_one_moment_one_is_let_in(tmp_path: Path, left: bool):
+    """Both saw an empty directory, and both took it; ``left``: a name of earlier lies there."""
+    for attempt in range(6):
+        root = tmp_path / f"{attempt}"
+        steps = [replace(settings(root, step), job_id="77") for step in range(4)]
+        if left:
+            claim.take(settings(root, 9, job_id="76"), {"SLURM_STEP_ID": "9"})
+        ready = threading.Barrier(len(steps))
+        said: list[str] = []
+
+        def begin(of: Settings, number: int, ready: threading.Barrier, said: list[str]) -> None:
+            assert of.status is not None
+            of.status.parent.mkdir(exist_ok=True)
+            ready.wait()
+            words = claim.take(of, {"SLURM_STEP_ID": str(number)})
+            said.append(words)
+            # The one that is in prepares for a while before it says anything.
+            for _ in range(6):
+                time.sleep(0.02)
+                if not words:
+                    say(of)
+
+        threads = [
+            threading.Thread(target=begin, args=(of, number, ready, said))
+            for number, of in enumerate(steps)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(bool, said)) == [False, True, True, True], said
+
+
+def test_one_name_stays(tmp_path: Path):
+    for step in range(5):
+        mine = settings(tmp_path, step)
+        assert claim.take(mine, {"SLURM_STEP_ID": str(step)}) == ""
+        say(mine, done=True)
+    assert [path.name for path in mine.checkpoint_dir.iterdir()] == [claim.CLAIM.format(number=5)]
+
+
 def test_the_attempt_before_and_the_job_before_are_gone(
     tmp_path: Path, renewing: Callable[[Settings], threading.Event]
 ):
@@ -107,7 +149,7 @@ def test_the_attempt_before_and_the_job_before_are_gone(
 def test_a_claim_that_cannot_be_read_or_written_keeps_nobody_away(tmp_path: Path):
     mine = settings(tmp_path, 1)
     mine.checkpoint_dir.mkdir()
-    (mine.checkpoint_dir / claim.CLAIM).write_text('{"job_id": 7')
+    (mine.checkpoint_dir / claim.CLAIM.format(number=3)).write_text('{"job_id": 7')
     assert claim.take(mine, STEP_1) == ""
     blocked = tmp_path / "file"
     blocked.write_text("")
