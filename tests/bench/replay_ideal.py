@@ -4,9 +4,9 @@
     python -m tests.bench.replay_ideal --ablation [NAME ...] [--json FILE]
 
 Each policy on each workload at 8 nodes x 4 GPUs. ``knapsack`` is the policy `titan` with its
-objective reduced to progress per second (1/R): the rule of which average JCTs are known from an
-independent implementation that gives out any free GPUs. They are printed beside ours, and a
-deviation above 0.002 h fails the run. ``titan`` is the same policy as the daemon runs it.
+objective reduced to progress per second (1/R), declining no start: the rule of which average JCTs
+are known from an independent implementation that gives out any free GPUs. They are printed beside
+ours, and a deviation above 0.002 h fails the run. ``titan`` is the policy as the daemon runs it.
 
 ``--ablation`` varies what docs/policy.md and `slurm_ext.optimize.objective` give reasons for, one
 thing at a time around the daemon's own settings: the weight of starting at all, the efficiency
@@ -76,7 +76,7 @@ def policies() -> dict[str, Policy]:
         "easy": Backfill(),
         "fifo": Backfill(reserve=False),
         "srtf": SrtfPolicy(),
-        "knapsack": TitanPolicy(TitanConfig(weights=progress_only, margin=0.0)),
+        "knapsack": TitanPolicy(TitanConfig(weights=progress_only, margin=0.0, hold_out=None)),
         "titan": TitanPolicy(),
     }
 

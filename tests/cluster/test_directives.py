@@ -42,7 +42,7 @@ class Rank:
 def _directive(cluster: Cluster, job_id: int) -> Directive:
     """As the daemon reads it: squeue's AdminComment column, by an Operator."""
     answer = cluster.exec(
-        ["squeue", "--noheader", "-j", str(job_id), "-O", "admin_comment:1200"], user=OPERATOR
+        ["squeue", "-h", "-t", "all", "-j", str(job_id), "-O", "admin_comment:1200"], user=OPERATOR
     )
     found = extract_from_admin_comment(answer.stdout.strip())
     assert found is not None, answer.stdout

@@ -1,4 +1,6 @@
-"""The ablation: it varies what the daemon runs, and fails where a shipped setting is beaten."""
+"""Known average JCTs come out. The ablation varies what the daemon runs, and fails where a shipped
+setting is beaten.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,17 @@ from tests.bench import replay_ideal
 from tests.bench.replay_ideal import SEEDS, Ablated, ablate, settings, show_ablation
 
 SMALL = "FM-1-roberta-base"
+
+
+def test_known_averages_come_out_and_another_one_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--workload", "FM-1-vit-large", "FM-1.5-vit-large"]
+    assert replay_ideal.main(small) == 0
+    assert capsys.readouterr().out.count("0.375") > 1
+    monkeypatch.setitem(replay_ideal.KNOWN_H, ("FM-1-vit-large", "knapsack", True), 0.38)
+    assert replay_ideal.main(small) == 1
+    assert "DEVIATES" in capsys.readouterr().out
 
 
 def test_the_first_setting_of_each_group_is_what_the_daemon_runs() -> None:
