@@ -1,17 +1,18 @@
 """One session at a time in a checkpoint directory.
 
 Two steps of one job (``srun ft-run ... & srun ft-run ...``) have the same directory unless the user
-says otherwise. Each would delete what the other is writing, and after a requeue both would load
-whichever saved last: one model in the place of another. So rank 0 leaves its name in the directory,
-and a session that finds the name of another step that is still at work is an error.
+says otherwise, and two jobs have where a script names one. Each would delete what the other is
+writing, and after a requeue both would load whichever saved last: one model in the place of
+another. So rank 0 leaves its name in the directory, and a session that finds the name of another
+step or job that is still at work is an error.
 
 Steps that a script starts with ``&`` come here in the same moment. So names are numbered, and
 nobody overwrites one: of those that have found the same last name to be of no account, one makes
 the next number, and the others look at what it says.
 
 At work is who keeps renewing its status; one that has none yet is about to have it. A step that was
-killed does not, so it costs the next one a wait and no more; nothing is locked, since locks of file
-servers are lost in either direction.
+killed does not, so it costs the next one a wait and no more, and nothing where that was long ago;
+nothing is locked, since locks of file servers are lost in either direction.
 """
 
 from __future__ import annotations
@@ -36,18 +37,23 @@ _MOST_BYTES = 8192
 # Rank 0 of a session renews its status this many times while another one watches it.
 _RENEWALS = 2.5
 _POLL_S = 0.2
+# Whoever has said nothing for so long is gone. Clocks of nodes differ by less: munge sees to that.
+_OLD_S = 600.0
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who uses the directory: a step of an attempt of a job, and the status of its rank 0."""
+    """Who uses the directory since when (seconds since the epoch): a step of an attempt of a job,
+    and the status of its rank 0.
+    """
 
     job_id: str
     attempt: int
     step_id: str
     status: str
+    at_s: float
 
 
 def take(settings: Settings, environ: Mapping[str, str]) -> str:
@@ -59,17 +65,14 @@ def take(settings: Settings, environ: Mapping[str, str]) -> str:
     if settings.status is None or not step_id:
         return ""
     root = settings.checkpoint_dir
-    mine = Claim(settings.job_id, settings.attempt, step_id, os.path.abspath(settings.status))
+    status_path = os.path.abspath(settings.status)
+    mine = Claim(settings.job_id, settings.attempt, step_id, status_path, time.time())
     try:
         root.mkdir(parents=True, exist_ok=True)
         while True:
             number, other = _newest(root)
             if other is not None and _is_beside(other, mine) and _at_work(other, settings):
-                return (
-                    f"{root}: step {other.step_id} of this job keeps its checkpoints there: give"
-                    f" each step a directory of its own (ft-run --checkpoint-dir, or"
-                    f" {variables.CHECKPOINT_DIR})"
-                )
+                return _told(root, other, mine)
             # Whoever was slow may make a number that was made and removed meanwhile.
             if _made(root, number + 1, mine) and _newest(root)[0] == number + 1:
                 _forget(root, number)
@@ -112,11 +115,25 @@ def _forget(root: Path, last: int) -> None:
                 (root / name).unlink()
 
 
-def _is_beside(other: Claim, mine: Claim) -> bool:
-    """Whether both belong to one attempt: whoever belongs to an earlier one is gone."""
-    return (other.job_id, other.attempt) == (mine.job_id, mine.attempt) and (
-        other.step_id != mine.step_id
+def _told(root: Path, other: Claim, mine: Claim) -> str:
+    option = f"(ft-run --checkpoint-dir, or {variables.CHECKPOINT_DIR})"
+    if other.job_id == mine.job_id:
+        return (
+            f"{root}: step {other.step_id} of this job keeps its checkpoints there: give each step"
+            f" a directory of its own {option}"
+        )
+    return (
+        f"{root}: job {other.job_id} is at work and keeps its checkpoints there: give each job a"
+        f" directory of its own {option}, or start this one when that one has ended (sbatch"
+        f" --dependency=afterany:{other.job_id})"
     )
+
+
+def _is_beside(other: Claim, mine: Claim) -> bool:
+    """Whether both can be at work: whoever belongs to an earlier attempt is gone."""
+    if other.job_id == mine.job_id:
+        return other.attempt == mine.attempt and other.step_id != mine.step_id
+    return True
 
 
 def _at_work(other: Claim, settings: Settings) -> bool:
@@ -126,6 +143,8 @@ def _at_work(other: Claim, settings: Settings) -> bool:
     first = status.read(path)
     last = first
     while time.monotonic() < end:
+        if time.time() - max(other.at_s, 0.0 if last is None else last.at_s) > _OLD_S:
+            return False
         if last is not None:
             if last.done or last.failed is not None or last.leaving is not None:
                 return False

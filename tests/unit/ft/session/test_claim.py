@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,31 +35,35 @@ def say(of: Settings, **more: object) -> None:
 
 
 @pytest.fixture
-def renewing() -> Callable[[Settings], threading.Event]:
-    """Starts what a session's reporter does; the event ends it."""
-    events: list[tuple[threading.Event, threading.Thread]] = []
+def renewing() -> Iterator[Callable[[Settings], Callable[[], None]]]:
+    """Starts what a session's reporter does; what it returns ends it."""
+    ends: list[Callable[[], None]] = []
 
-    def begin(of: Settings) -> threading.Event:
-        end = threading.Event()
+    def begin(of: Settings) -> Callable[[], None]:
+        over = threading.Event()
 
         def run() -> None:
-            while not end.wait(0.1):
+            while not over.wait(0.1):
                 say(of)
 
         thread = threading.Thread(target=run)
         say(of)
         thread.start()
-        events.append((end, thread))
+
+        def end() -> None:
+            over.set()
+            thread.join()
+
+        ends.append(end)
         return end
 
-    yield begin  # type: ignore[misc]
-    for end, thread in events:
-        end.set()
-        thread.join()
+    yield begin
+    for end in ends:
+        end()
 
 
 def test_another_step_that_is_at_work_is_named(
-    tmp_path: Path, renewing: Callable[[Settings], threading.Event]
+    tmp_path: Path, renewing: Callable[[Settings], Callable[[], None]]
 ):
     """Two steps with one directory deleted each other's saves and loaded each other's model."""
     first = settings(tmp_path, 0)
@@ -135,15 +139,44 @@ def test_one_name_stays(tmp_path: Path):
     assert [path.name for path in mine.checkpoint_dir.iterdir()] == [claim.CLAIM.format(number=5)]
 
 
-def test_the_attempt_before_and_the_job_before_are_gone(
-    tmp_path: Path, renewing: Callable[[Settings], threading.Event]
+def test_the_attempt_before_is_gone(
+    tmp_path: Path, renewing: Callable[[Settings], Callable[[], None]]
 ):
     first = settings(tmp_path, 0)
     claim.take(first, STEP_0)
     renewing(first)
-    assert claim.take(settings(tmp_path, 1, attempt=1), STEP_1) == ""
+    assert claim.take(settings(tmp_path, 0, attempt=1), STEP_0) == ""
+
+
+@pytest.mark.parametrize("step", [STEP_0, STEP_1])
+def test_another_job_that_is_at_work_is_named(
+    tmp_path: Path, renewing: Callable[[Settings], Callable[[], None]], step: dict[str, str]
+):
+    """Two jobs whose scripts name one directory, as those of an array do."""
+    first = settings(tmp_path, 0)
     claim.take(first, STEP_0)
-    assert claim.take(settings(tmp_path, 1, job_id="78"), STEP_1) == ""
+    end = renewing(first)
+    words = claim.take(settings(tmp_path, 0, job_id="78_2"), step)
+    assert f"{tmp_path}/checkpoints: job 77 is at work" in words
+    assert "--checkpoint-dir" in words
+    assert "--dependency=afterany:77" in words
+    end()
+    # It has been killed; after a wait the directory is free.
+    assert claim.take(settings(tmp_path, 0, job_id="78_2"), step) == ""
+
+
+@pytest.mark.parametrize("said", [False, True])
+def test_whoever_went_silent_long_ago_costs_no_wait(tmp_path: Path, said: bool):
+    first = settings(tmp_path, 0)
+    long_ago = time.time() - 900
+    begin = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claim.time, "time", lambda: long_ago)
+        assert claim.take(first, STEP_0) == ""
+        if said:
+            say(first, at_s=long_ago + 1)
+    assert claim.take(settings(tmp_path, 0, job_id="78"), STEP_0) == ""
+    assert time.monotonic() - begin < 0.3
 
 
 def test_a_claim_that_cannot_be_read_or_written_keeps_nobody_away(tmp_path: Path):
