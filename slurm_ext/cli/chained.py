@@ -18,7 +18,7 @@ from slurm_ext.domain.request import ATTEMPTS_PREFIX, SUFFIX
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.requeue.attempts import load
 from slurm_ft.switch.chain import ChainState, Done
-from slurm_ft.switch.standing import End, Standing, read_standing
+from slurm_ft.switch.standing import ChainStanding, End, read_standing
 from slurm_ft.train.task import Task
 
 _JOB = re.compile(r"\d+(_\d+)?\Z", re.ASCII)
@@ -87,7 +87,7 @@ class Gone:
 
 
 def standings(
-    chain: ChainState, tasks: Sequence[Task], now: Standing | None, gone: Gone | None
+    chain: ChainState, tasks: Sequence[Task], now: ChainStanding | None, gone: Gone | None
 ) -> list[Row]:
     """One row for each task, in order. Pure but for what the chain keeps on disk."""
     done, begun = chain.done(), chain.claims.begun()
@@ -131,7 +131,7 @@ def gone(chain: ChainState, place: str, runner: CommandRunner | None = None) -> 
     return _job_gone(place, runner or CommandRunner(_SOON_S)) if _JOB.match(place) else None
 
 
-def _attempt_gone(chain: ChainState, now: Standing) -> Gone | None:
+def _attempt_gone(chain: ChainState, now: ChainStanding) -> Gone | None:
     """By the job's own record of its attempts."""
     for path in chain.state_dir.glob(f"{ATTEMPTS_PREFIX}*{SUFFIX}"):
         job_id = path.name.removeprefix(ATTEMPTS_PREFIX).removesuffix(SUFFIX)

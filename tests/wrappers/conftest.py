@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.wrappers.launched import Slurm
 from tests.wrappers.mpi_launcher import MpiLauncher, find_mpi
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Slurm:
+    """A made-up Slurm whose step ft-run finds itself in."""
+    return Slurm(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,28 @@ record that ``scontrol`` shows is a line of the real one, changed where a test w
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
+
+from slurm_ext.domain.attempt import Attempt, Attempts, parse_attempts
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(__file__).with_name("launch_program.py")
 FT_RUN = (sys.executable, "-m", "slurm_ft.launch.main")
 LIMIT_S = 30.0
+SHOW_ENVIRONMENT = (
+    "--",
+    sys.executable,
+    "-c",
+    "import json, os, sys; json.dump([dict(os.environ), sys.argv[1:]], sys.stdout)",
+)
 
 RECORD = (
     "JobId={raw} {array}JobName=job.sh UserId=alice(2001) GroupId=research(2000) MCS_label=N/A"
@@ -185,3 +196,45 @@ def clean_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("SLURM_", "FT_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_"))
     }
+
+
+def ledger(slurm: Slurm, job_id: str = "77") -> tuple[Attempt, ...]:
+    """The attempts that ft-run has kept."""
+    path = slurm.home / ".slurm-ext" / "state" / f"lab-{job_id}" / f"attempts-{job_id}.json"
+    return parse_attempts(path.read_text(), str(path)).attempts
+
+
+def environment_of(slurm: Slurm, *options: str, **variables: str) -> dict[str, str]:
+    """The environment that ft-run gives its program."""
+    code, out, err = slurm.run(*options, *SHOW_ENVIRONMENT, **variables)
+    assert code == 0, err
+    found: dict[str, str] = json.loads(out)[0]
+    return found
+
+
+def leave(
+    slurm: Slurm,
+    *options: str,
+    number: int = signal.SIGUSR2,
+    behave: tuple[str, ...] = (),
+    **variables: str,
+) -> tuple[int, str, str]:
+    """Start the program, signal its ft-run, and wait for the end."""
+    mark = slurm.root / "ready"
+    mark.unlink(missing_ok=True)
+    process = slurm.start(*options, *program(f"--ready={mark}", *behave), **variables)
+    ready(mark)
+    process.send_signal(number)
+    return finish(process)
+
+
+def began_long_ago(slurm: Slurm) -> None:
+    """An attempt that goes on since longer than one that had no time to save anything."""
+    slurm.state.mkdir(parents=True, exist_ok=True)
+    begun = Attempts("77", (Attempt(0, time.time() - 1000.0, 1),))
+    (slurm.state / "attempts-77.json").write_text(begun.to_json())
+
+
+def soon(seconds: float) -> str:
+    """A time to come, as Slurm writes it."""
+    return (datetime.now() + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")

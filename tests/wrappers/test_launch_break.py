@@ -13,37 +13,18 @@ import pytest
 
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ft import exits
-from tests.wrappers.launched import FT_RUN, ROOT, Slurm, await_true, finish, program, ready
-
-SHOW = (
-    "--",
-    sys.executable,
-    "-c",
-    "import json, os, sys; json.dump(dict(os.environ), sys.stdout)",
+from tests.wrappers.launched import (
+    FT_RUN,
+    ROOT,
+    SHOW_ENVIRONMENT,
+    Slurm,
+    await_true,
+    environment_of,
+    leave,
 )
+
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs files of another user")
 SOMEBODY = 54321
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> Slurm:
-    return Slurm(tmp_path)
-
-
-def environment_of(slurm: Slurm, *options: str, **variables: str) -> dict[str, str]:
-    code, out, err = slurm.run(*options, *SHOW, **variables)
-    assert code == 0, err
-    found: dict[str, str] = json.loads(out)
-    return found
-
-
-def leave(slurm: Slurm, *options: str, **variables: str) -> tuple[int, str, str]:
-    """Start the program, ask it to leave, and wait for the end."""
-    mark = slurm.root / "ready"
-    process = slurm.start(*options, *program(f"--ready={mark}"), **variables)
-    ready(mark)
-    process.send_signal(signal.SIGUSR2)
-    return finish(process)
 
 
 # -- submitted from inside a task of an array ---------------------------------------------------
@@ -217,8 +198,8 @@ def test_a_plan_that_another_user_has_put_into_the_spool_is_not_used(slurm: Slur
     ours = environment_of(slurm, SLURM_GPUS_PER_TASK="1")
     assert ours["FT_ACCUMULATION"] == "64"
     os.chown(plan, SOMEBODY, -1)
-    _, out, err = slurm.run(*SHOW, SLURM_GPUS_PER_TASK="1")
-    assert "FT_ACCUMULATION" not in json.loads(out)
+    _, out, err = slurm.run(*SHOW_ENVIRONMENT, SLURM_GPUS_PER_TASK="1")
+    assert "FT_ACCUMULATION" not in json.loads(out)[0]
     assert f"is not used: {plan} could not be read: it belongs to user {SOMEBODY}" in err
 
 
@@ -233,9 +214,9 @@ def test_a_part_of_the_spool_that_another_user_has_made_is_not_used(slurm: Slurm
     else:
         own.mkdir(mode=0o777)
         os.chown(own, SOMEBODY, -1)
-    code, out, err = slurm.run(*SHOW)
+    code, out, err = slurm.run(*SHOW_ENVIRONMENT)
     assert code == 0
-    assert "FT_PROGRESS_FILE" not in json.loads(out)
+    assert "FT_PROGRESS_FILE" not in json.loads(out)[0]
     assert f"{own}: it is no directory of user {os.getuid()}: progress is not reported" in err
 
 
@@ -267,14 +248,14 @@ def test_a_step_before_the_one_that_was_preempted_is_done_again(slurm: Slurm):
 def test_relative_directories_hold_wherever_the_program_goes(slurm: Slurm):
     """A session that wrote its status elsewhere was none for ft-run, and its job lost."""
     process = subprocess.run(
-        [*FT_RUN, "--state-dir=st", "--checkpoint-dir=ck", *SHOW],
+        [*FT_RUN, "--state-dir=st", "--checkpoint-dir=ck", *SHOW_ENVIRONMENT],
         cwd=slurm.root,
         env=slurm.variables,
         capture_output=True,
         text=True,
         check=True,
     )
-    env = json.loads(process.stdout)
+    env = json.loads(process.stdout)[0]
     assert env["FT_STATE_DIR"] == f"{slurm.root}/st"
     assert env["FT_STATUS_FILE"].startswith(f"{slurm.root}/st/status-77-")
     assert env["FT_CHECKPOINT_DIR"] == f"{slurm.root}/ck"

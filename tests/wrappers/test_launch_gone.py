@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -28,11 +27,6 @@ joining.BEAT_S = 0.2
 sys.exit(main.main())
 """
 LOST = "--leaving=lost peer"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path) -> Slurm:
-    return Slurm(tmp_path)
 
 
 def start(slurm: Slurm, rank: int, size: int, *argv: str, **more: str) -> subprocess.Popen[str]:

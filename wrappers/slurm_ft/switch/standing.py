@@ -57,7 +57,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ChainStanding:
     """One attempt of a chain. ``task`` is the one being trained since ``since_s`` (epoch).
 
     ``left_out`` and ``failed`` tell why, by task: these ranks cannot train it; it was trained and
@@ -86,7 +86,7 @@ class Standing:
         return ""
 
 
-def read_standing(folder: Path) -> Standing | None:
+def read_standing(folder: Path) -> ChainStanding | None:
     """What was told last; ``None`` where nothing was. Raises ProtocolError for what is broken."""
     path = folder / _NAME
     try:
@@ -98,7 +98,7 @@ def read_standing(folder: Path) -> Standing | None:
         raise ProtocolError(f"{path}: {exc.strerror}") from exc
     if len(text) > MAX_STANDING_BYTES:
         raise ProtocolError(f"{path}: longer than {MAX_STANDING_BYTES} bytes; not read")
-    found = loads(Standing, text.decode(errors="replace"), str(path))
+    found = loads(ChainStanding, text.decode(errors="replace"), str(path))
     if found.version != STANDING_VERSION:
         raise ProtocolError(
             f"{path}: version {found.version}, this side knows {STANDING_VERSION}:"
@@ -122,7 +122,7 @@ class Teller:
     ) -> None:
         plan = {name: environ[name] for name in _PLAN if environ.get(name)}
         self._folder, self._writes = folder, writes
-        self._now = Standing(attempt, ranks, wish, plan)
+        self._now = ChainStanding(attempt, ranks, wish, plan)
         # Results are written beside training.
         self._lock = threading.Lock()
         self._tell(self._now)
@@ -143,7 +143,7 @@ class Teller:
         with self._lock:
             self._tell(replace(self._now, end=end, why=why))
 
-    def _tell(self, now: Standing) -> None:
+    def _tell(self, now: ChainStanding) -> None:
         self._now = now
         if not self._writes:
             return
