@@ -47,12 +47,12 @@ CASES = {
     ),
     "sig-array": (
         "one task of an array that comes back takes the whole array with it",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_leaving.py",
         "test_sig_array_only_the_task_is_requeued",
     ),
     "sig-usr1-nccl": (
         "NCCL swallows USR1, so nothing is saved",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_leaving.py",
         "test_sig_usr1_nccl_is_warned_about",
     ),
     "sig-handler-work": (
@@ -62,7 +62,7 @@ CASES = {
     ),
     "sig-term-only": (
         "only TERM arrives, and it is taken for the end",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_leaving.py",
         "test_sig_term_only",
     ),
     "sig-one-rank": (
@@ -82,17 +82,17 @@ CASES = {
     ),
     "sig-bash": (
         "the program below a shell is not told",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_programs.py",
         "test_sig_bash_a_program_below_a_shell_saves_all_the_same",
     ),
     "sig-step-race": (
         "the step that a requeue tears down counts as a crash",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_programs.py",
         "test_other_ranks_leave_when_rank_0_has_decided",
     ),
     "log-overwrite": (
         "a requeue truncates the job's output",
-        "tests/wrappers/test_launch.py",
+        "tests/wrappers/test_launch_leaving.py",
         "test_log_overwrite_is_warned_about",
     ),
     "timeout-order": (
