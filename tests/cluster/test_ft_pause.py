@@ -62,7 +62,7 @@ def test_another_user_can_neither_pause_nor_resume(ranks: Cluster, desk: ft.Desk
         done = ranks.exec(["slurm-ext", verb, str(job.id)], user="bob", check=False)
         assert done.rc == 1
     # The key is nobody else's to read.
-    key = ["sh", "-c", f"cat {ft.HOME}/.slurm-ext/state/*-{job.id}/pause-0.*key"]
+    key = ["sh", "-c", f"cat {ft.HOME}/.slurm-ext/state/*-{job.id}/pause-{job.id}-0.*key"]
     assert '"key"' in ranks.exec(key, user="alice").stdout
     assert ranks.exec(key, user="bob", check=False).rc != 0
     job.assert_completed(120)

@@ -58,7 +58,7 @@ def served(
         ],
         env={**environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
     )
-    path = address_path(state_dir, attempt, step_of(environ))
+    path = address_path(state_dir, "7", attempt, step_of(environ))
     try:
         until(path.exists, 20.0, "the store to listen")
         yield process
@@ -73,7 +73,7 @@ def served(
 
 def address(state_dir: Path, attempt: int = 0) -> Address:
     """Where the store is."""
-    found = read_address(address_path(state_dir, attempt))
+    found = read_address(address_path(state_dir, "7", attempt))
     assert found is not None
     return found
 

@@ -220,7 +220,7 @@ def test_steps_side_by_side_are_not_paused_by_halves(tmp_path: Path) -> None:
             assert "several steps" in answer.reason
         # The other one has ended; of a killed one the file would be left.
         left = Address("127.0.0.1", 9, 0, b"k" * 32)
-        write_address(address_path(tmp_path, 0, "1"), left)
+        write_address(address_path(tmp_path, "7", 0, "1"), left)
         again = new_ask("7", "pause", rung=Rung.HOLD)
         write_private(ask_path(tmp_path, again), again)
         until(lambda: read_answer(answer_path(tmp_path, again.id)), 10.0, "an answer")
@@ -250,7 +250,7 @@ def test_without_a_store_a_job_trains_on(tmp_path: Path, unpaused: str) -> None:
     """The store dies before anybody asks: nothing is lost but the ability to pause."""
 
     def meanwhile(store: NetStore, pids: list[int], place: Path) -> None:
-        (place / "pause-0.key").unlink()
+        (place / "pause-7-0.key").unlink()
 
     found = values(run(tmp_path / "job", meanwhile))
     assert {value["digest"] for value in found} == {unpaused}

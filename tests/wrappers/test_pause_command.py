@@ -84,7 +84,7 @@ class Job:
         await_true(lambda: not self.served(), "end of the helper")
 
     def served(self) -> bool:
-        return any(self.slurm.state.glob("pause-0.*key"))
+        return any(self.slurm.state.glob("pause-*-0.*key"))
 
     def step(self) -> int:
         try:

@@ -6,6 +6,7 @@ root) can reach the store; the key is made anew for each attempt and never cross
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -38,9 +39,19 @@ def new_key() -> bytes:
     return secrets.token_bytes(_KEY_BYTES)
 
 
-def address_path(state_dir: Path, attempt: int, step: str = "") -> Path:
-    """The file of one step of an attempt; steps that run side by side are paused apart."""
-    return state_dir / f"pause-{attempt}{f'.{step}' if step else ''}.key"
+def address_path(state_dir: Path, job_id: str, attempt: int, step: str = "") -> Path:
+    """The file of one step of a job's attempt; steps that run side by side are paused apart."""
+    return state_dir / f"{_prefix(job_id, attempt)}{f'.{step}' if step else ''}.key"
+
+
+def address_paths(state_dir: Path, job_id: str, attempt: int) -> list[Path]:
+    """The files of all steps of a job's attempt that there are."""
+    return sorted(state_dir.glob(f"{glob.escape(_prefix(job_id, attempt))}.*key"))
+
+
+def _prefix(job_id: str, attempt: int) -> str:
+    # Several jobs may have one state directory.
+    return f"pause-{job_id}-{attempt}"
 
 
 def step_of(environ: Mapping[str, str]) -> str:
@@ -72,15 +83,15 @@ def write_address(path: Path, address: Address) -> None:
         raise
 
 
-def find_address(state_dir: Path, attempt: int, step: str) -> Address | None:
+def find_address(state_dir: Path, job_id: str, attempt: int, step: str) -> Address | None:
     """The address of this process's step, ``None`` where there is none (yet).
 
     Where mpirun is called by the batch script, rank 0 belongs to no step, and ranks on other nodes
     to one by which mpirun has reached them. Raises as `read_address`.
     """
-    found = read_address(address_path(state_dir, attempt, step))
+    found = read_address(address_path(state_dir, job_id, attempt, step))
     if found is None and step:
-        found = read_address(address_path(state_dir, attempt))
+        found = read_address(address_path(state_dir, job_id, attempt))
     return found
 
 

@@ -113,7 +113,7 @@ def attach(
     state_dir, step = settings.state_dir, step_of(os.environ)
 
     def connect() -> NetStore | None:
-        address = find_address(state_dir, settings.attempt, step)
+        address = find_address(state_dir, settings.job_id, settings.attempt, step)
         return None if address is None else NetStore(address)
 
     def urgent() -> str:

@@ -19,12 +19,12 @@ _log = logging.getLogger(__name__)
 _ANSWER_S = 1.0
 
 
-def tell(state_dir: str, attempt: int, rank: int) -> bool:
+def tell(state_dir: str, job_id: str, attempt: int, rank: int) -> bool:
     """Tell that this rank has ended; whether somebody was there to hear it."""
     if not state_dir:
         return False
     try:
-        address = find_address(Path(state_dir), attempt, step_of(os.environ))
+        address = find_address(Path(state_dir), job_id, attempt, step_of(os.environ))
         if address is None:
             return False
         store = NetStore(address, _ANSWER_S)

@@ -49,6 +49,7 @@ from slurm_ft.launch.processes import control
 from slurm_ft.pause.address import (
     Address,
     address_path,
+    address_paths,
     new_key,
     read_address,
     step_of,
@@ -164,6 +165,7 @@ class Helper:
         self._stays = stays
         self._status_file = status_file
         self._state_dir = state_dir
+        self._job_id = job_id
         self._attempt = attempt
         self._key = new_key()
         self._server = BoardServer(self._key, limits)
@@ -177,7 +179,7 @@ class Helper:
         # When each pause was asked for, in seconds since the epoch.
         self._asked_s: dict[str, float] = {}
         self._told: dict[str, PauseAnswer] = {}
-        self._path = address_path(state_dir, attempt, step_of(os.environ))
+        self._path = address_path(state_dir, job_id, attempt, step_of(os.environ))
         self._writing = threading.Lock()
         self._swept = False
         self._step: int | None = None
@@ -312,7 +314,7 @@ class Helper:
 
     def _others(self) -> str:
         """Whether another step of this attempt has a store: a request cannot reach both."""
-        for path in sorted(self._state_dir.glob(f"pause-{self._attempt}.*key")):
+        for path in address_paths(self._state_dir, self._job_id, self._attempt):
             try:
                 address = None if path == self._path else read_address(path)
                 if address is None:

@@ -22,6 +22,7 @@ from slurm_ft.pause import wire
 from slurm_ft.pause.address import (
     Address,
     address_path,
+    address_paths,
     find_address,
     new_key,
     read_address,
@@ -409,7 +410,7 @@ def test_old_boards_go_and_the_dead_stay_dead() -> None:
 
 
 def test_the_key_is_private(tmp_path: Path) -> None:
-    path = address_path(tmp_path, 3)
+    path = address_path(tmp_path, "7", 3)
     assert read_address(path) is None
     address = Address("node1", 4711, 3, new_key())
     write_address(path, address)
@@ -425,20 +426,24 @@ def test_steps_that_run_side_by_side_have_stores_of_their_own(tmp_path: Path) ->
     """And ranks that mpirun has started by a step of its own find the one of rank 0."""
     steps = {step: Address("node1", 4711 + n, 0, new_key()) for n, step in enumerate(("0", "1"))}
     for step, address in steps.items():
-        write_address(address_path(tmp_path, 0, step), address)
-    assert {step: find_address(tmp_path, 0, step) for step in steps} == steps
-    assert find_address(tmp_path, 0, "2") is None
-    assert find_address(tmp_path, 1, "0") is None
+        write_address(address_path(tmp_path, "7", 0, step), address)
+    assert {step: find_address(tmp_path, "7", 0, step) for step in steps} == steps
+    assert find_address(tmp_path, "7", 0, "2") is None
+    assert find_address(tmp_path, "7", 1, "0") is None
+    assert find_address(tmp_path, "77", 0, "0") is None
+    assert address_paths(tmp_path, "7", 0) == [
+        address_path(tmp_path, "7", 0, step) for step in ("0", "1")
+    ]
     batch = Address("node1", 4700, 0, new_key())
-    write_address(address_path(tmp_path, 0), batch)
-    assert find_address(tmp_path, 0, "") == find_address(tmp_path, 0, "2") == batch
-    assert find_address(tmp_path, 0, "1") == steps["1"]
+    write_address(address_path(tmp_path, "7", 0), batch)
+    assert find_address(tmp_path, "7", 0, "") == find_address(tmp_path, "7", 0, "2") == batch
+    assert find_address(tmp_path, "7", 0, "1") == steps["1"]
     assert step_of({"SLURM_STEP_ID": "4"}) == "4"
     assert step_of({}) == step_of({"SLURM_STEP_ID": "../x"}) == ""
 
 
 def test_a_link_is_not_followed_to_a_key(tmp_path: Path) -> None:
     write_address(tmp_path / "real", Address("node1", 4711, 0, new_key()))
-    os.symlink(tmp_path / "real", address_path(tmp_path, 0))
+    os.symlink(tmp_path / "real", address_path(tmp_path, "7", 0))
     with pytest.raises(ProtocolError):
-        read_address(address_path(tmp_path, 0))
+        read_address(address_path(tmp_path, "7", 0))
