@@ -154,7 +154,7 @@ class Lead:
             "slurm_ft.pause.serve",
             f"--state-dir={self._paths.state_dir}",
             f"--attempt={self._identity.attempt}",
-            f"--job-id={self._identity.job_id}",
+            f"--job-id={self._identity.job_id or 'local'}",
             f"--parent={os.getpid()}",
         ]
         if self._paths.spool:

@@ -231,7 +231,7 @@ def _run_out(
     if ending.code and ending.code not in ASKS_FOR_REQUEUE and not identity.launcher:
         from slurm_ft.pause import obituary
 
-        obituary.tell(paths.state_dir, identity.job_id, identity.attempt, identity.rank)
+        obituary.tell(paths.state_dir, identity.job_id or "local", identity.attempt, identity.rank)
     return ending
 
 
