@@ -68,6 +68,24 @@ def test_two_steps_with_one_checkpoint_directory_are_told_apart(
     assert "give each step a directory of its own" in said
 
 
+def test_two_jobs_with_one_checkpoint_directory_are_told_apart(
+    ranks: Cluster, desk: ft.Desk
+) -> None:
+    """One came back with the other's model. The second is refused while the first is at work."""
+    shared = f"--checkpoint-dir={ft.HOME}/shared --checkpoint-interval=1"
+    first = desk.submit("first", LOOP, "-n1", ft_run=shared)
+    first.wait_step(3)
+    second = desk.submit("second", LOOP, "-n1", ft_run=shared)
+    assert second.wait_end() == "FAILED"
+    assert f"{ft.HOME}/shared: job {first.id} is at work" in second.output()
+    assert second.log() == []
+    first.assert_completed()
+    third = desk.submit("third", LOOP, "-n1", ft_run=shared)
+    third.assert_completed()
+    # It goes on behind the first one, as a job that continues another one's work does.
+    assert all(row["step"] > 100 for row in third.log())
+
+
 @pytest.mark.parametrize("kind", ["full", "gone"])
 def test_a_job_comes_back_without_what_it_kept_elsewhere(
     ranks: Cluster, desk: ft.Desk, kind: str
