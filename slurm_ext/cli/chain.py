@@ -34,7 +34,11 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " when the one before begins or ends. Tasks that have not begun can be taken out.",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    add = actions.add_parser("add", help="append the task of a YAML file")
+    add = actions.add_parser(
+        "add",
+        help="append the task of a YAML file",
+        description="Append the task of a YAML file to those of a job.",
+    )
     _add_place(add)
     add.add_argument(
         "file",
@@ -49,11 +53,19 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         " result cannot be written from this machine",
     )
     add.set_defaults(run=run_add)
-    removal = actions.add_parser("rm", help="take a task out that has not begun")
+    removal = actions.add_parser(
+        "rm",
+        help="take a task out that has not begun",
+        description="Take a task out that has not begun.",
+    )
     _add_place(removal)
     removal.add_argument("name", metavar="NAME", help="the task's name")
     removal.set_defaults(run=run_rm)
-    listing = actions.add_parser("ls", help="list the tasks and how far they are")
+    listing = actions.add_parser(
+        "ls",
+        help="list the tasks and how far they are",
+        description="List the tasks of a job and how far they are.",
+    )
     _add_place(listing)
     listing.add_argument("--json", action="store_true", help="as a JSON list")
     listing.set_defaults(run=run_ls)

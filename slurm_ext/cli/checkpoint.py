@@ -206,17 +206,21 @@ def run_verify(args: argparse.Namespace) -> int:
         for complete in listing.complete:
             found = list(damage(complete, deep=args.deep, block_damage=block_damage))
             bad += bool(found)
-            print(f"{complete.path}: {'damaged' if found else 'ok'}")
-            for words in found:
-                print(f"  {words}", file=sys.stderr)
+            _verdict(f"{complete.path}: {'damaged' if found else 'ok'}", found)
         for name, reason in listing.broken:
             bad += 1
-            print(f"{place / name}: not complete")
-            print(f"  {reason}", file=sys.stderr)
+            _verdict(f"{place / name}: not complete", [reason])
         if not listing.complete and not listing.broken:
             bad += 1
             print(f"{place}: there is no checkpoint", file=sys.stderr)
     return 1 if bad else 0
+
+
+def _verdict(line: str, reasons: Sequence[str]) -> None:
+    # Buffered where it is no terminal: reasons on stderr would come before their line.
+    print(line, flush=True)
+    for words in reasons:
+        print(f"  {words}", file=sys.stderr, flush=True)
 
 
 def run_gc(args: argparse.Namespace) -> int:
@@ -242,7 +246,23 @@ def run_gc(args: argparse.Namespace) -> int:
             for name in gone:
                 print(f"{folder / name}: {would}deleted")
             print(f"{folder}: {counted(len(gone), 'unfinished save')} {would}deleted")
+            _tell_kept(examine(folder), gone, grace_s)
     return 0
+
+
+def _tell_kept(listing: Listing, gone: Sequence[str], grace_s: float) -> None:
+    """What is not complete and stays all the same, and what to do about it."""
+    for name in listing.unfinished:
+        if name not in gone:
+            print(
+                f"{listing.root / name}: kept, a save has changed it within {span(grace_s)};"
+                " where no save is running, give a shorter --older-than"
+            )
+    for name, reason in listing.broken:
+        print(
+            f"{listing.root / name}: kept, gc deletes unfinished saves only; it is broken and never"
+            f" restored from ({reason}): delete it by hand where nobody can mend it"
+        )
 
 
 def _tell(place: Path, done: Collected, would: str) -> None:

@@ -95,7 +95,8 @@ def _settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     if not odd:
         yield "settings: the same workload, machine and terms"
     for key in odd:
-        yield f"settings differ in {key}: A {_said(a.get(key))}, B {_said(b.get(key))}"
+        said = (_said(each[key]) if key in each else "not told" for each in (a, b))
+        yield "settings differ in {}: A {}, B {}".format(key, *said)
 
 
 def _only(setting: Mapping[str, Any], policies: Collection[str]) -> dict[str, float]:
@@ -132,14 +133,16 @@ def _line(label: str, metric: str, a: float, b: float) -> str:
     scale = _HOUR_S if in_hours else 1.0
     ratio = f"{b / a:8.3f}" if a else f"{'-':>8}"
     line = f"{label:16} {name:24} {a / scale:12.4f} {b / scale:12.4f} {ratio}"
-    return f"{line}  {_better(metric, a, b)}".rstrip()
+    # Sums that were added up in another order differ in the last bit: what is printed counts.
+    same = f"{a / scale:.4f}" == f"{b / scale:.4f}" and (a == b or ratio.strip() == "1.000")
+    return f"{line}  {_better(metric, a, b, same)}".rstrip()
 
 
-def _better(metric: str, a: float, b: float) -> str:
+def _better(metric: str, a: float, b: float, same: bool) -> str:
     """Which run has the better number; empty where that cannot be said of the metric."""
     if metric not in LESS | MORE:
         return ""
-    if a == b:
+    if same:
         return "="
     return "B" if (b < a) == (metric in LESS) else "A"
 

@@ -86,7 +86,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(
             f"slurm-ext: error: {wanted or 'this command'} needs the Python module {exc.name},"
-            " which comes along with slurm-ext: install slurm-ext again with pip",
+            " which comes along with slurm-ext unless pip was told --no-deps, as for jobs: call the"
+            " administrator's slurm-ext by its path, or install slurm-ext again without --no-deps",
             file=sys.stderr,
         )
         return 1

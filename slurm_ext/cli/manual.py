@@ -68,6 +68,8 @@ def _value(action: argparse.Action) -> str:
     """The word that stands for the value; empty where the option takes none."""
     if action.option_strings and action.nargs == 0:
         return ""
+    if action.metavar is None and action.choices:
+        return "|".join(str(choice) for choice in action.choices)
     name = action.metavar if isinstance(action.metavar, str) else action.dest
     return name or ""
 
@@ -122,14 +124,22 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f".SS {text(parser.prog)}"
     yield _synopsis(parser)
     yield ".PP"
-    yield text(parser.description or "")
+    if not parser.description:
+        raise ValueError(f"{parser.prog} has no description")
+    yield text(parser.description)
     for action in _actions(parser):
         names = ", ".join(_spelled(name, action) for name in action.option_strings)
-        words = action.help or f"See {parser.prog} --help."
+        words = action.help or ""
+        if not words:
+            raise ValueError(f"{parser.prog}: {names or _value(action)} has no help text")
         words = words.replace("%(default)s", str(action.default))
         yield from tagged(names or italic(_value(action)), text(words[0].upper() + words[1:]))
     if parser.epilog:
-        yield from verbatim(parser.epilog.splitlines())
+        # argparse fills an epilog unless a parser asks for its lines as they are.
+        if parser.formatter_class is argparse.HelpFormatter:
+            yield from (".PP", text(parser.epilog))
+        else:
+            yield from verbatim(parser.epilog.splitlines())
     for inner in subcommands(parser).values():
         yield from _command(inner)
 
@@ -151,7 +161,15 @@ def _exit_status() -> list[str]:
         ".SH EXIT STATUS",
         *tagged(bold("0"), "Fine."),
         *tagged(bold("1"), text("Failed; one line on standard error says what, and what to do.")),
-        *tagged(bold("2"), "The command line is wrong."),
+        *tagged(
+            bold("2"),
+            text(
+                "The command line cannot be read: a command, option or argument that there is not"
+                " or that is missing, a number that is none, a word that is not one of a list. A"
+                " value that can be read and does not fit (a policy, a cluster, a time, a format"
+                " of lines) ends with 1."
+            ),
+        ),
     ]
 
 
@@ -187,10 +205,19 @@ def users_page() -> list[str]:
             "slurm-ext chooses the order, the GPU counts and the nodes of pending fine-tuning jobs"
             " in an ordinary Slurm cluster. Jobs take part through `--ft-*` options of `sbatch`,"
             " see `slurm-ext-directives(7)`. What the daemon has planned for each job, and why,"
-            " lies in a spool directory that these commands read. They ask Slurm nothing, so they"
-            " cost slurmctld nothing, but for two: `slurm-ext explain --script` reads the queue as"
-            " `squeue` does and asks `sbatch --test-only`; `slurm-ext checkpoint` asks for the"
-            " directory that a job was submitted from, where it is given a job."
+            " lies in a spool directory that these commands read: looking at the plan asks Slurm"
+            " nothing and costs slurmctld nothing."
+        ),
+        ".PP",
+        marked(
+            "Slurm is asked by these: `slurm-ext explain --script` reads the queue as `squeue`"
+            " does and asks `sbatch --test-only`; `slurm-ext explain` and `slurm-ext queue -j` ask"
+            " for the state of a job that has no plan; `slurm-ext pause` and `slurm-ext resume` ask"
+            " for the job's state and, where needed, its owner, signal it, and set the start of"
+            " one that gave its GPUs back; `slurm-ext chain` asks whether a job that has not told"
+            " its end is still there; `slurm-ext checkpoint` asks for the directory that a"
+            " job was submitted from, where it is given a job; `slurm-ext table profile` submits"
+            " a job."
         ),
         ".PP",
         marked(

@@ -13,20 +13,20 @@ from slurm_ext.sim.readers.csvtrace import STANDARD_COLUMNS
 _EXAMPLES = (
     (
         "A workload that comes along, on two GPU types, with pictures and all numbers:",
-        "slurm-ext simulate --trace FM-2-vit --cluster 8x4xV100,4x4xA100 --policy fifo,srtf,titan"
-        " --plots out --json before.json",
+        "slurm-ext simulate --trace FM-2-vit --cluster 8x4xV100,4x4xA100 \\",
+        "    --policy fifo,srtf,titan --plots out --json before.json",
     ),
     (
         "What the accounting of last month would have become; the model is the job's name up to a"
         " dash. `slurm-ext report fit --help` prints the command of sacct:",
-        "slurm-ext simulate --trace last-month.txt --format sacct --cluster 16x4xA100"
-        " --model-pattern '^[a-z]+(?=-)' --policy backfill,titan",
+        "slurm-ext simulate --trace last-month.txt --format sacct --cluster 16x4xA100 \\",
+        "    --model-pattern '^[a-z]+(?=-)' --policy backfill,titan",
     ),
     (
         "The same with estimates that are off by up to half, decided every minute, and beside the"
         " first run:",
-        "slurm-ext simulate --trace FM-2-vit --cluster 8x4xV100,4x4xA100 --estimate-error 50"
-        " --interval 60 --policy fifo,srtf,titan --json after.json",
+        "slurm-ext simulate --trace FM-2-vit --cluster 8x4xV100,4x4xA100 \\",
+        "    --estimate-error 50 --interval 60 --policy fifo,srtf,titan --json after.json",
         "slurm-ext simulate compare before.json after.json",
     ),
     (

@@ -70,8 +70,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--release",
         choices=[rung.value for rung in Rung],
-        help="what is given back meanwhile; job saves, requeues the job and keeps it from starting"
-        " for the time of --for (default: memory)",
+        help="what is given back meanwhile: nothing, device memory, or the job's GPUs; job saves,"
+        " requeues the job and keeps it from starting for the time of --for (default: memory)",
     )
     parser.add_argument(
         "--timeout",

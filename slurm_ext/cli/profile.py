@@ -81,54 +81,157 @@ def register(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         " the command must report by slurm_ft.session.",
     )
     what = parser.add_argument_group("what is run")
-    what.add_argument("-m", "--model", metavar="NAME", help="of the rows (default: the preset)")
-    what.add_argument("--preset", choices=sorted(PRESETS), help="sizes of the reference trainer")
+    what.add_argument(
+        "-m",
+        "--model",
+        metavar="NAME",
+        help="model name to write into the rows (default: the preset)",
+    )
+    what.add_argument(
+        "--preset",
+        metavar="NAME",
+        choices=sorted(PRESETS),
+        help=f"sizes of the reference trainer: {', '.join(sorted(PRESETS))}",
+    )
     what.add_argument(
         "--command",
         metavar="COMMAND",
         dest="program",  # "command" is the sub-command of slurm-ext
-        help="a program of your own instead",
+        help="measure a program of your own instead of the reference trainer",
     )
-    what.add_argument("--revision", metavar="NAME", default="", help="of the rows")
-    what.add_argument("--input", metavar="SHAPE", help="input shape of the rows")
-    what.add_argument("--environment", metavar="WORD", help="of the rows (default: torch's)")
-    what.add_argument("--gpu-type", metavar="TYPE", help="of the rows (default: what torch says)")
     what.add_argument(
-        "--trainer", metavar="OPTIONS", default="", help="more options of the reference trainer"
+        "--revision",
+        metavar="NAME",
+        default="",
+        help="model revision to write into the rows (default: none)",
+    )
+    what.add_argument(
+        "--input",
+        metavar="SHAPE",
+        help="input shape to write into the rows (default: the trainer's; none with --command)",
+    )
+    what.add_argument(
+        "--environment",
+        metavar="WORD",
+        help="software environment to write into the rows (default: what the program reports)",
+    )
+    what.add_argument(
+        "--gpu-type",
+        metavar="TYPE",
+        help="GPU type to write into the rows (default: what the program reports)",
+    )
+    what.add_argument(
+        "--trainer",
+        metavar="OPTIONS",
+        default="",
+        help="more options of the reference trainer, in quotes (default: none)",
     )
     grid = parser.add_argument_group("configurations")
-    grid.add_argument("-G", "--gpus", metavar="LIST", default="1")
-    grid.add_argument("-b", "--local-batch", metavar="LIST", default="8", dest="local_batches")
-    grid.add_argument("--accumulation", metavar="LIST", default="1", dest="accumulations")
-    grid.add_argument("--precision", metavar="LIST", default="fp32", dest="precisions")
-    grid.add_argument("--frozen", metavar="LIST", default="none")
-    grid.add_argument("--stages", metavar="LIST", default="1")
-    grid.add_argument("--micro-batches", metavar="LIST", default="")
-    grid.add_argument("--grad-checkpointing", metavar="LIST", default="no", help="no, yes or both")
-    grid.add_argument("--gpus-per-node", metavar="N", type=int, help="(default: all on one node)")
+    grid.add_argument("-G", "--gpus", metavar="LIST", default="1", help="GPU counts (default: 1)")
+    grid.add_argument(
+        "-b",
+        "--local-batch",
+        metavar="LIST",
+        default="8",
+        dest="local_batches",
+        help="samples per GPU and micro-batch (default: 8)",
+    )
+    grid.add_argument(
+        "--accumulation",
+        metavar="LIST",
+        default="1",
+        dest="accumulations",
+        help="micro-batches that are added up to one optimizer step (default: 1)",
+    )
+    grid.add_argument(
+        "--precision",
+        metavar="LIST",
+        default="fp32",
+        dest="precisions",
+        help="number formats, as for --ft-precision (default: fp32)",
+    )
+    grid.add_argument(
+        "--frozen",
+        metavar="LIST",
+        default="none",
+        help="layers not trained: none, backbone or how many from the input (default: none)",
+    )
+    grid.add_argument(
+        "--stages",
+        metavar="LIST",
+        default="1",
+        help="pipeline stages, of one GPU each (default: 1, no pipeline)",
+    )
+    grid.add_argument(
+        "--micro-batches",
+        metavar="LIST",
+        default="",
+        help="parts into which a pipeline cuts its batch (default: as many as stages)",
+    )
+    grid.add_argument(
+        "--grad-checkpointing", metavar="LIST", default="no", help="no, yes or both (default: no)"
+    )
+    grid.add_argument(
+        "--gpus-per-node",
+        metavar="N",
+        type=int,
+        help="GPUs taken on each node (default: all on one node)",
+    )
     size = parser.add_argument_group("size of a trial")
-    size.add_argument("--steps", metavar="N", type=int, default=MEASURED_STEPS, help="timed steps")
-    size.add_argument("--warmup", metavar="N", type=int, default=WARMUP_STEPS, help="left out")
-    size.add_argument("--repeat", metavar="N", type=int, default=1, help="runs of each trial")
     size.add_argument(
-        "--limit", metavar="S", type=float, default=600.0, help="most seconds of a run"
+        "--steps",
+        metavar="N",
+        type=int,
+        default=MEASURED_STEPS,
+        help=f"timed steps (default: {MEASURED_STEPS})",
+    )
+    size.add_argument(
+        "--warmup",
+        metavar="N",
+        type=int,
+        default=WARMUP_STEPS,
+        help=f"steps before them that are not timed (default: {WARMUP_STEPS})",
+    )
+    size.add_argument(
+        "--repeat",
+        metavar="N",
+        type=int,
+        default=1,
+        help="runs of each trial (default: 1)",
+    )
+    size.add_argument(
+        "--limit",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="most seconds that one run may take (default: 600)",
     )
     out = parser.add_argument_group("result")
-    out.add_argument("-O", "--output", metavar="FILE", type=Path, help="rows (profile-MODEL.csv)")
+    out.add_argument(
+        "-O",
+        "--output",
+        metavar="FILE",
+        type=Path,
+        help="file of the rows (default: profile-MODEL.csv)",
+    )
     out.add_argument("--again", action="store_true", help="run what is in the file once more")
     out.add_argument(
         "--job-samples",
         metavar="N",
         type=int,
         default=JOB_SAMPLES,
-        help="samples of a usual job, to tell how many pay the cost back",
+        help=f"samples of a usual job, to tell how many pay the cost back (default: {JOB_SAMPLES})",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--script", action="store_true", help="print the job's script, submit nothing")
     how.add_argument("--local", action="store_true", help="run here, without Slurm")
     how.add_argument("--here", action="store_true", help="run in the allocation at hand")
     parser.add_argument(
-        "--sbatch", metavar="OPTION", action="append", default=[], help="one more line of #SBATCH"
+        "--sbatch",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="one more line of #SBATCH for the job; may be given several times",
     )
     parser.add_argument("--no-gpus", action="store_true", help="ask Slurm for CPUs only")
     parser.set_defaults(run=run)
@@ -334,7 +437,10 @@ def _conclude(
     )
     ours = [row for row in rows if row.key.model == model]
     print(worth_text(worth(ours, spent_gpu_h, args.job_samples)))
-    print(f"rows are in {output}: slurm-ext table import {shlex.quote(str(output))}")
+    if rows:
+        print(f"rows are in {output}: slurm-ext table import {shlex.quote(str(output))}")
+    else:
+        print(f"there is no row to import; {output} is not written")
 
 
 def worth_text(found: Worth) -> str:

@@ -18,29 +18,33 @@ from typing import TextIO
 
 from slurm_ext.cli import plots
 from slurm_ext.cli.compare import compare
-from slurm_ext.cli.outcomes import FORMAT, LETTERS, Row, as_document, table
+from slurm_ext.cli.outcomes import FORMAT, LETTERS, Row, as_document
+from slurm_ext.cli.outcomes import table as outcomes
 from slurm_ext.cli.sacctopts import add_sacct_options, sacct_options
+from slurm_ext.cli.simulate_notes import by_age, limits, remedies, tell, tell_left_out
 from slurm_ext.cli.tabular import letters_help, parse_format
 from slurm_ext.domain.errors import DataError
 from slurm_ext.domain.policy import Policy
+from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.sim.build import Built, Terms, build, truths_for
 from slurm_ext.sim.costs import Costs, read_costs
 from slurm_ext.sim.engine import replay
 from slurm_ext.sim.hardware import Hardware, parse_cluster
-from slurm_ext.sim.jobs import AUTO_COUNTS, LIMIT_FACTOR
+from slurm_ext.sim.jobs import AUTO_COUNTS
 from slurm_ext.sim.library import COSTS, THROUGHPUT, find_workload, workload_names
 from slurm_ext.sim.merging import Merging
 from slurm_ext.sim.model import Schedule, SimulationError
 from slurm_ext.sim.outages import Outage, read_outages
-from slurm_ext.sim.policies import POLICIES, policy_named
+from slurm_ext.sim.policies import LIMITED, POLICIES, policy_named
 from slurm_ext.sim.setting import setting_of
 from slurm_ext.sim.summary import summarise
 from slurm_ext.sim.trace import FORMATS, Trace, read_trace
-from slurm_ext.sim.truth import Curves, read_types
+from slurm_ext.sim.truth import Table, read_table
 
 DEFAULT_POLICIES = "fifo,backfill,srtf,titan"
-# More lines than this about rows that were left out are counted, not printed.
-TOLD = 10
+# The machine where none is named; with a table of one's own, of that table's first GPU type.
+DEFAULT_CLUSTER = "8x4xV100"
+_DEFAULT_UNTYPED = "8x4"
 # A longer interval is a slip; and beyond it seconds get lost in the rounding of the clock.
 _MOST_INTERVAL_S = 1e9
 # Below a second, a month of waiting jobs is millions of decisions that nothing has called for.
@@ -84,7 +88,11 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=FORMATS, default="auto", help="format of the workload (default: auto)"
     )
-    parser.add_argument("--strict", action="store_true", help="refuse a workload with a bad row")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse a workload or a throughput table with a bad row",
+    )
     parser.add_argument("--limit", type=_whole, metavar="N", help="replay the first N jobs only")
     parser.add_argument(
         "--table",
@@ -114,10 +122,9 @@ def _add_input(parser: argparse.ArgumentParser) -> None:
 def _add_terms(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster",
-        default="8x4xV100",
         metavar="NODESxGPUS[xTYPE][,...]",
         help="the machine, groups of nodes joined by commas; without TYPE the first one of --table"
-        " is meant (default: 8x4xV100)",
+        f" is meant (default: {DEFAULT_CLUSTER}, with --table {_DEFAULT_UNTYPED})",
     )
     parser.add_argument("--pooled", action="store_true", help="ignore node borders: any free GPUs")
     parser.add_argument(
@@ -125,6 +132,14 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_POLICIES,
         metavar="NAME,...",
         help=f"policies to replay (default: {DEFAULT_POLICIES})",
+    )
+    parser.add_argument(
+        "--waiting-limit",
+        type=_limit,
+        metavar="TIME",
+        help="jobs that have waited for longer go first, in order of submission, as the daemon's"
+        f" waiting_limit_s does it; for {', '.join(LIMITED)}; written as Slurm does"
+        " (default: none, as in published results)",
     )
     parser.add_argument(
         "--interval",
@@ -216,9 +231,10 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.trace is None:
         parser.error("--trace is needed")
     parse_format(args.columns, LETTERS)
-    policies = _policies(args.policy)
+    policies = _policies(args.policy, args.waiting_limit)
     intervals = _intervals(args.interval, policies)
-    hardware = parse_cluster(args.cluster, pooled=args.pooled)
+    cluster = args.cluster or (DEFAULT_CLUSTER if args.table == THROUGHPUT else _DEFAULT_UNTYPED)
+    hardware = parse_cluster(cluster, pooled=args.pooled)
     to_stdout = args.json == Path("-")
     if args.json is not None and not to_stdout:
         plots.check_file(args.json)
@@ -229,12 +245,19 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         costs = costs.without_switch()
     nodes = {node.name for node in hardware.inventory()}
     outages = read_outages(args.outages, nodes) if args.outages else ()
-    tables = read_types(args.table, hardware.gpu_types)
+    table = read_table(args.table, hardware.gpu_types, strict=args.strict)
     untyped = not all(hardware.gpu_types)
     if untyped:
-        hardware = hardware.of_type(next(iter(tables)))
+        hardware = hardware.of_type(next(iter(table.curves)))
     trace, terms = _trace(args), _terms(args)
-    built = _jobs(args, trace, hardware, tables, costs, terms)
+    if not args.quiet:
+        tell(trace.skipped)
+        tell(trace.notes)
+        tell(table.skipped)
+        if untyped:
+            given = f"--cluster {cluster} names no GPU type"
+            tell([f"{given if args.cluster else 'no --cluster'}: taken for {hardware.text}"])
+    built = _jobs(args, trace, hardware, table, costs, terms)
     merging = None
     if args.merge and not args.no_merge:
         merging = replace(args.merge, seed=args.seed)
@@ -248,20 +271,18 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         len(trace.skipped),
         pipeline_switch=costs.pipeline_switch_s is not None,
         files=(args.table, args.costs, args.outages),
+        bad_table_rows=len(table.skipped),
+        waiting_limit_s=args.waiting_limit,
     )
-    if not args.quiet:
-        _tell(trace.skipped)
-        _tell(trace.notes)
-        if untyped:
-            _tell([f"--cluster {args.cluster} names no GPU type: taken for {hardware.text}"])
-        if built.no_limit and "backfill" in policies:
-            _tell([_limits(built)])
-    _tell_left_out(built)
+    if built.no_limit and "backfill" in policies and not args.quiet:
+        tell([limits(built)])
     schedules, failed = _replay(args, built, hardware, policies, costs, intervals, outages, merging)
     rows = [Row(name, summarise(s, schedules.get("srtf"))) for name, s in schedules.items()]
     if rows and not to_stdout:
-        for line in table(rows, args.columns, setting, heading=not args.noheader):
+        for line in outcomes(rows, args.columns, setting, heading=not args.noheader):
             print(line)
+    if not args.quiet:
+        tell(by_age(schedules, LIMITED, args.waiting_limit))
     if args.json is not None and rows:
         types = {node.name: node.gpu_type for node in hardware.inventory()}
         document = as_document(rows, schedules, setting, types)
@@ -273,7 +294,7 @@ def _run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if args.plots is not None and rows:
         missing = plots.draw(args.plots, args.plot_format, schedules, hardware, setting.title)
         if not args.quiet:
-            _tell(missing)
+            tell(missing)
     if failed:
         raise SimulationError("; ".join(failed))
     return 0
@@ -371,54 +392,31 @@ def _jobs(
     args: argparse.Namespace,
     trace: Trace,
     hardware: Hardware,
-    tables: Mapping[str, Curves],
+    table: Table,
     costs: Costs,
     terms: Terms,
 ) -> Built:
-    built = build(trace.jobs, hardware, truths_for(tables, hardware, costs), costs, terms)
+    truths = truths_for(table.curves, hardware, costs)
+    built = build(trace.jobs, hardware, truths, costs, terms, table_types=table.types)
     if built.left_out and args.strict:
         raise DataError(args.trace, built.left_out[0], "leave --strict out to go on without it")
+    remedy = remedies(built, hardware, table.types, trace.fmt)
+    # Of an error the remedy is told there, for its first reason.
+    tell_left_out(built, next(iter(remedy.values()), "") if built.jobs else "")
     if not built.jobs:
-        _tell_left_out(built)
         reason = built.reasons[0][0] if built.reasons else "it has no usable row"
-        raise DataError(args.trace, f"no job to replay: {reason}", "see --table and --cluster")
+        fix = remedy.get(reason, "see --table and --cluster")
+        raise DataError(args.trace, f"no job to replay: {reason}", fix)
     return built
 
 
-def _tell_left_out(built: Built) -> None:
-    """Also where notes are not wanted: numbers without these jobs look better than they are."""
-    if not built.left_out:
-        return
-    jobs = len(built.jobs) + len(built.left_out)
-    lines = [f"{len(built.left_out)} of {jobs} jobs are left out"]
-    firsts: dict[str, str] = {}
-    for line in built.left_out:
-        job, _, reason = line.partition(" is left out: ")
-        firsts.setdefault(reason, job)
-    lines += [f"  {count}: {why} ({firsts[why]} first)" for why, count in built.reasons]
-    _tell(lines)
-
-
-def _limits(built: Built) -> str:
-    return (
-        f"{built.no_limit} of {len(built.jobs)} jobs have no time limit in the workload: backfill"
-        f" is told {LIMIT_FACTOR:g} times their true run time, whatever --estimate-error says"
-    )
-
-
-def _tell(lines: Sequence[str]) -> None:
-    for line in lines[:TOLD]:
-        print(f"slurm-ext: {line}", file=sys.stderr)
-    if len(lines) > TOLD:
-        print(f"slurm-ext: and {len(lines) - TOLD} more like these", file=sys.stderr)
-
-
-def _policies(text: str) -> dict[str, Policy]:
+def _policies(text: str, waiting_limit_s: float | None) -> dict[str, Policy]:
     names = [name.strip() for name in text.split(",")]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise DataError(f"--policy {text}", f"{twice} is there twice", "name each policy once")
-    return {name: policy_named(name) for name in names}
+    limit_s = math.inf if waiting_limit_s is None else waiting_limit_s
+    return {name: policy_named(name, limit_s) for name in names}
 
 
 def _intervals(words: Iterable[str], policies: Mapping[str, Policy]) -> dict[str, float]:
@@ -466,6 +464,15 @@ def _merging(text: str) -> Merging:
         raise argparse.ArgumentTypeError(f"{text} is not SAVED or SAVED,FAILED") from exc
     except DataError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from exc
+
+
+def _limit(text: str) -> float | None:
+    if text == "none":
+        return None
+    try:
+        return float(parse_walltime(text))
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r}: {exc}; write 1-00:00:00 or none") from exc
 
 
 def _whole(text: str) -> int:

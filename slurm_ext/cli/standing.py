@@ -16,6 +16,7 @@ from pathlib import Path
 from slurm_ext.control.spool import Spool
 from slurm_ext.domain.attempt import Attempt
 from slurm_ext.domain.errors import (
+    NO_SUCH_COMMAND,
     DataError,
     ProtocolError,
     SlurmCommandError,
@@ -81,7 +82,9 @@ def look(job_id: str, runner: CommandRunner) -> Standing:
         if found.rc and "invalid job id" not in found.stderr.lower():
             raise SlurmCommandError(argv, found.rc, found.stderr)
     except SlurmCommandError as exc:
-        print(f"slurm-ext: warning: job {job_id} is taken to run: {exc}", file=sys.stderr)
+        # Without Slurm's commands only the job's owner gets further, and others are told so then.
+        if exc.rc != NO_SUCH_COMMAND:
+            print(f"slurm-ext: warning: job {job_id} is taken to run: {exc}", file=sys.stderr)
         return Standing(job_id, "")
     rows = [words for line in found.stdout.splitlines() if (words := line.split())]
     if not rows:

@@ -14,11 +14,13 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
 from slurm_ext.cli.checkpoint import JobFolders, find
 from slurm_ext.domain.errors import DataError, SlurmExtError
+from slurm_ext.domain.spans import counted
 from slurm_ext.estimate.csvtext import COST_TEMPLATE, format_costs
 from slurm_ext.estimate.measurement import Cost, CostKind
 from slurm_ft.switch.timeline import Kind, Span, Timeline, busy_s, parse_timeline
@@ -89,6 +91,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the tables, and draw where asked to."""
     if args.plot is not None and args.plot.suffix not in _FORMATS:
         raise DataError(str(args.plot), "is no kind of picture", f"end in {', '.join(_FORMATS)}")
+    if args.plot is not None and find_spec("matplotlib") is None:
+        raise _no_matplotlib(args.plot)  # before anything is printed
     shown: list[Shown] = []
     wrong: list[SlurmExtError] = []
     for place in args.places:
@@ -104,17 +108,24 @@ def run(args: argparse.Namespace) -> int:
     else:
         for item in shown:
             print("\n".join(table(item)))
+    costs: list[Cost] | None = None
     if args.costs is not None:
-        costs = measured(shown, args.gpu_type)
-        with open(args.costs, "w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COST_TEMPLATE, *format_costs(costs)])
-        if not args.json:
-            print(f"{len(costs)} costs in {args.costs}: slurm-ext table import {args.costs}")
+        costs, nothing = measured(shown, args.gpu_type)
+        for line in nothing:
+            print(f"slurm-ext: {line}", file=sys.stderr)
+        if costs:
+            with open(args.costs, "w", encoding="utf-8", newline="") as file:
+                csv.writer(file).writerows([COST_TEMPLATE, *format_costs(costs)])
+            if not args.json:
+                told = f"{counted(len(costs), 'cost')} in {args.costs}"
+                print(f"{told}: slurm-ext table import {args.costs}")
+        else:
+            print(f"slurm-ext: {args.costs} is not written: it has no cost", file=sys.stderr)
     if args.plot is not None:
         draw(shown, args.plot)
         if not args.json:
             print(f"picture in {args.plot}")
-    return 1 if wrong else 0
+    return 1 if wrong or costs == [] else 0
 
 
 def read(place: str, *, several: bool = False) -> tuple[list[Shown], list[SlurmExtError]]:
@@ -159,11 +170,13 @@ _KINDS = {
 }
 
 
-def measured(shown: Sequence[Shown], gpu_type: str) -> list[Cost]:
-    """Median cost for each kind of switch, model and GPU count.
+def measured(shown: Sequence[Shown], gpu_type: str) -> tuple[list[Cost], list[str]]:
+    """Median cost for each kind of switch, model and GPU count, and a line for each that is none.
 
     What a switch adds to the two tasks' steps: until the old task is durable and the new one's
-    first step is over, less the length of that step, which the old task's last one tells.
+    first step is over, less the length of that step, which the old task's last one tells. Where
+    the median is not above 0, the switch was shorter than steps differ from each other: how long
+    it takes is then not known, and a 0 in the table would be read as a switch that is free.
     """
     found: dict[tuple[CostKind, str, int], list[float]] = {}
     for item in shown:
@@ -174,11 +187,20 @@ def measured(shown: Sequence[Shown], gpu_type: str) -> list[Cost]:
             if span.kind is Kind.COMPUTE and span.start_s < line.last_step_s
         ]
         key = (_KINDS.get(line.how, CostKind.COLD_START), line.model, line.gpus)
-        found.setdefault(key, []).append(max(0.0, line.cost_s(max(steps, default=0.0))))
-    return [
-        Cost(kind, statistics.median(costs), model, gpu_type, gpus, "slurm-ext report switch")
-        for (kind, model, gpus), costs in sorted(found.items())
-    ]
+        found.setdefault(key, []).append(line.cost_s(max(steps, default=0.0)))
+    costs: list[Cost] = []
+    nothing: list[str] = []
+    for (kind, model, gpus), seconds in sorted(found.items()):
+        middle = statistics.median(seconds)
+        if middle > 0:
+            costs.append(Cost(kind, middle, model, gpu_type, gpus, "slurm-ext report switch"))
+        else:
+            nothing.append(
+                f"{kind} of {model or 'any model'} on {counted(gpus, 'GPU')} is left out of the"
+                f" costs: no longer than a step ({middle:.2f} s without it, median of"
+                f" {len(seconds)}), so that it cannot be told from 0"
+            )
+    return costs, nothing
 
 
 def table(item: Shown) -> list[str]:
@@ -245,6 +267,11 @@ def _megabytes(spans: Sequence[Span], kind: Kind) -> str:
     return f"{moved:.1f}" if moved >= 1 or not moved else f"{moved:.2g}"
 
 
+def _no_matplotlib(path: Path) -> DataError:
+    fix = "pip install matplotlib, or slurm-ext with its extra: pip install '.[plots]'"
+    return DataError(str(path), "matplotlib is not installed", fix)
+
+
 def draw(shown: Sequence[Shown], path: Path) -> None:
     """One panel per switch. Raises DataError where matplotlib is missing."""
     try:
@@ -253,7 +280,7 @@ def draw(shown: Sequence[Shown], path: Path) -> None:
         from matplotlib.lines import Line2D
         from matplotlib.patches import Patch
     except ModuleNotFoundError as exc:
-        raise DataError(str(path), "matplotlib is not installed", "pip install matplotlib") from exc
+        raise _no_matplotlib(path) from exc
     height = 1.5 + sum(0.6 + 0.5 * s.line.stages for s in shown)
     figure: Any = Figure(figsize=(11, height))
     FigureCanvasAgg(figure)

@@ -19,6 +19,7 @@ from typing import Any
 from slurm_ext.cli import stale
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.spans import counted
 from slurm_ext.estimate.csvtext import (
     COST_TEMPLATE,
     TEMPLATE,
@@ -137,7 +138,9 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     add = _action(actions, "import", "read CSV files (.csv, .csv.gz, - for stdin) into the table")
-    add.add_argument("files", nargs="*", metavar="FILE")
+    add.add_argument(
+        "files", nargs="*", metavar="FILE", help="CSV file as export writes it; - reads stdin"
+    )
     add.add_argument("--starter", action="store_true", help="the published rows of the package")
     add.add_argument("--strict", action="store_true", help="one bad row refuses every file")
     add.add_argument(
@@ -150,7 +153,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     _listing(shown, LIST_FORMAT)
 
     show = _action(actions, "show", "every row of one model", SHOW_LETTERS, SHOW_FORMAT)
-    show.add_argument("model", metavar="MODEL")
+    show.add_argument("model", metavar="MODEL", help="name of a model, as table list has it")
     show.add_argument("-g", "--gpu-type", metavar="TYPE", help="only this GPU type")
     show.add_argument("-G", "--gpus", metavar="N", type=int, help="only this GPU count")
     _listing(show, SHOW_FORMAT)
@@ -162,7 +165,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     stale.register(actions)
 
     template = _action(actions, "template", "an empty CSV file with its explanation")
-    template.add_argument("--costs", action="store_true", help="for start-up costs")
+    template.add_argument("--costs", action="store_true", help="the one for start-up costs instead")
 
     from slurm_ext.cli import profile  # starts processes: only where the command is built
 
@@ -259,7 +262,7 @@ def _add(table: TableWriter, name: str, data: bytes, one: Parsed, *, again: bool
         print(f"{name}: no usable row", file=sys.stderr)
         return
     done = table.add(one.measurements, one.costs, digest=digest, name=name, at_s=time.time())
-    skipped = f", {len(one.errors)} bad rows skipped" if one.errors else ""
+    skipped = f", {counted(len(one.errors), 'bad row')} skipped" if one.errors else ""
     if done:
         print(f"{name}: {rows} rows imported into {table.path}{skipped}")
     else:
@@ -395,7 +398,7 @@ def _write(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 _TEMPLATE_HELP = """\
 # Measured training throughput, one row per configuration. Blank = not recorded.
-# Needed: model, gpu_type, gpus, local_batch, nodes or placement, throughput or step_time_s.
+# Needed: model, gpu_type, local_batch, placement (or gpus and nodes), throughput or step_time_s.
 # placement: GPUs on each node, 44 = two nodes with four each, 16+16 from ten on.
 # local_batch: samples per GPU and micro-batch. accumulation: micro-batches per optimizer step.
 # throughput: samples/s over all GPUs, 0 = ran out of memory. step_time_s: one optimizer step,

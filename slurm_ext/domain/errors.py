@@ -58,6 +58,10 @@ class SourceMissingError(SlurmExtError):
         super().__init__(f"{source} could not be read: {reason}")
 
 
+# What a shell says of a command that is not there or cannot be executed.
+NO_SUCH_COMMAND = 127
+
+
 class SlurmCommandError(SourceMissingError):
     """A Slurm command failed, hung or answered something unusable."""
 
@@ -66,7 +70,10 @@ class SlurmCommandError(SourceMissingError):
         self.rc = rc
         self.stderr = stderr
         how = "timed out" if rc is None else f"exit code {rc}"
-        super().__init__(argv[0] if argv else "?", f"{' '.join(argv)}: {how}: {stderr.strip()}")
+        words = f"{' '.join(argv)}: {how}: {stderr.strip()}"
+        if rc == NO_SUCH_COMMAND and stderr.strip():
+            words = stderr.strip()  # its arguments, often hundreds of characters, explain nothing
+        super().__init__(argv[0] if argv else "?", words)
 
 
 class SolverError(SlurmExtError):

@@ -168,7 +168,8 @@ OPTIONS: tuple[Option, ...] = (
         doc="`requested` means exactly what the script asked for. With anything else you promise "
         "that the script reads its counts from its environment (`SLURM_NTASKS`, "
         "`SLURM_GPUS_ON_NODE`, ...), and that it was asked for in a form that can be resized; see "
-        "below. The requested count must be one of the list.",
+        "below. A list must hold the requested count; `auto` always holds it, also where it is "
+        "none of those, such as 3.",
     ),
     Option(
         name="input",

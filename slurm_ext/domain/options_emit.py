@@ -134,6 +134,8 @@ srun python train.py
 
 * A value given twice: the last one holds, as with Slurm's own options; the command line wins over
   `#SBATCH` lines.
+* Slurm takes a shortened name for the option that begins with it, as with its own:
+  `--ft-sample=256` is `--ft-samples=256`. Write names in full.
 * The environment variable of an option (`{twin}MODEL` for `--ft-model`) fills it only where it was
   not given. A job finds the checked values as `{job_env}MODEL` and so on.
 * Where the plugin is not installed, write

@@ -199,7 +199,7 @@ def _header(header: list[str], file: str) -> list[str]:
         else [
             {"model"},
             {"gpu_type"},
-            {"gpus"},
+            {"gpus", "placement"},
             {"local_batch", "global_batch"},
             {"throughput", "step_time_s"},
         ]
@@ -344,8 +344,6 @@ def _measurement(row: _Row) -> Measurement:
 
 def _key(row: _Row) -> Key:
     gpus = row.whole("gpus", None)
-    if gpus is None:
-        raise row.refuse("gpus", "empty", "this column is needed in every row")
     nodes = row.whole("nodes", 0)
     placement: tuple[int, ...] = ()
     text = row.text("placement")
@@ -354,10 +352,13 @@ def _key(row: _Row) -> Key:
             placement = parse_placement(text)
         except ValueError as exc:
             raise row.refuse("placement", str(exc), "write 44 or 16+16") from exc
+        gpus = sum(placement) if gpus is None else gpus
         if sum(placement) != gpus:
             raise row.refuse(
                 "placement", f"holds {sum(placement)} GPUs, not {gpus}", "correct one of them"
             )
+    elif gpus is None:
+        raise row.refuse("gpus", "empty", "give placement, or gpus and nodes")
     elif nodes == 1 or gpus == 1:
         placement = (gpus,)
     if placement:

@@ -194,7 +194,8 @@ def declared_s(job: Job, sources: EstimateSources, reason: str) -> Estimate:
         )
     note += f"; {reason}"
     if sources.missing:
-        note += f"; {sources.missing}"
+        # What is wrong with it and the fix stand among the notes, once and not per estimate.
+        note += "; the throughput table could not be read"
     value = limit * habit.factor
     return Estimate(
         value,

@@ -33,6 +33,11 @@ from slurm_ext.sim.jobs import AUTO_COUNTS, LIMIT_FACTOR
 from slurm_ext.sim.model import SimJob
 from slurm_ext.sim.truth import Curves, Truth, consolidated, read_types
 
+# Reasons why a row is left out, of which a caller can tell the remedy.
+UNKNOWN_WORK = "neither its duration nor its samples are known"
+UNKNOWN_BATCH = "its batch is not known, nor its duration"
+NO_ROW_FOR_TYPE = "the table has no row for GPU type"
+
 
 class TraceRow(Protocol):
     """What this module needs of a job of a trace."""
@@ -133,9 +138,12 @@ def build(
     truths: Mapping[str, Truth],
     costs: Costs,
     terms: Terms | None = None,
+    *,
+    table_types: Sequence[str] = (),
 ) -> Built:
-    """Jobs of a replay, in the order of the rows."""
-    builder = _Builder(hardware, truths, costs, terms or Terms())
+    """Jobs of a replay, in the order of the rows. ``table_types`` are all GPU types that the
+    throughput table names, to be told where it has none of the machine's."""
+    builder = _Builder(hardware, truths, costs, terms or Terms(), table_types)
     jobs: list[SimJob] = []
     left_out: list[str] = []
     reasons: Counter[str] = Counter()
@@ -165,8 +173,14 @@ class _Builder:
     """Remembers only how much work each GPU type was given so far."""
 
     def __init__(
-        self, hardware: Hardware, truths: Mapping[str, Truth], costs: Costs, terms: Terms
+        self,
+        hardware: Hardware,
+        truths: Mapping[str, Truth],
+        costs: Costs,
+        terms: Terms,
+        table_types: Sequence[str],
     ) -> None:
+        self._table_types = table_types
         self._hardware = hardware
         self._truths = truths
         self._costs = costs
@@ -293,17 +307,18 @@ class _Builder:
         if not placements:
             return f"it asks for {row.gpus} GPUs, more than the machine has room for"
         if not row.model or row.samples <= 0:
-            return "neither its duration nor its samples are known"
+            return UNKNOWN_WORK
         truth = self._truths.get(name)
         if truth is None:
-            return f"the table has no row for GPU type {name}"
+            only = f", only for {', '.join(self._table_types)}" if self._table_types else ""
+            return f"{NO_ROW_FOR_TYPE} {name}{only}"
         models = dict.fromkeys(model for model, _ in truth.curves)
         if row.model not in models:
             alike = [model for model in models if model.casefold() == row.model.casefold()]
             hint = f"; it calls one {alike[0]}, and case counts" if alike else ""
             return f"the table has no model {row.model} on {name or 'any GPU type'}{hint}"
         if row.batch <= 0:
-            return "its batch is not known, nor its duration"
+            return UNKNOWN_BATCH
         if self._hardware.pooled:
             placements = (consolidated(row.gpus, self._hardware.gpus_per_node),)
         others = sorted(

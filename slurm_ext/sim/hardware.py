@@ -79,6 +79,14 @@ class Hardware:
             ),
         )
 
+    def retyped(self, gpu_type: str) -> Hardware:
+        """The same machine with this GPU type in all nodes."""
+        return replace(
+            self,
+            gpu_type=gpu_type,
+            groups=tuple(replace(group, gpu_type=gpu_type) for group in self.groups),
+        )
+
     def gpus_of(self, gpu_type: str) -> int:
         """GPUs of one type."""
         return sum(k.nodes * k.gpus_per_node for k in self.kinds if k.gpu_type == gpu_type)

@@ -24,6 +24,8 @@ class Setting:
 
     ``resizable`` jobs may run on more than one GPU count; ``no_limit`` are those whose time limit
     the workload does not tell. ``intervals_s`` is the time between decisions of each policy.
+    Jobs that have waited for ``waiting_limit_s`` go first where a policy has such a limit; None: no
+    job does.
     """
 
     trace: str
@@ -46,6 +48,8 @@ class Setting:
     table: str
     costs: str
     outages: str
+    bad_table_rows: int = 0
+    waiting_limit_s: float | None = None
     version: str = __version__
 
     @property
@@ -87,6 +91,8 @@ def setting_of(
     *,
     pipeline_switch: bool,
     files: Sequence[object],
+    bad_table_rows: int = 0,
+    waiting_limit_s: float | None = None,
 ) -> Setting:
     """The record of one command; ``files`` are those of throughputs, costs and outages."""
     given = Counter(job.gpu_type for job in built.jobs)
@@ -112,4 +118,6 @@ def setting_of(
         table=table,
         costs=costs,
         outages=outages,
+        bad_table_rows=bad_table_rows,
+        waiting_limit_s=waiting_limit_s,
     )

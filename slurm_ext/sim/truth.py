@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.spans import counted
 
 # What the author charges for writing and reading a checkpoint around each start (s).
 CHECKPOINT_S = 30.0
@@ -121,11 +122,12 @@ def read_truth(throughput: Path, costs: Path, gpu_type: str = "V100") -> Truth:
 def read_curves(throughput: Path, gpu_type: str) -> Curves:
     """The curves of one GPU type from a throughput table (CSV, may be gzipped)."""
     rows = _rows(throughput, _CURVE_COLUMNS)
-    curves = _curves(rows, throughput, gpu_type)
+    kind = gpu_type.upper()
+    curves = _curves(_points([r for r in rows if _type(r[1]).upper() == kind], throughput))
     if curves:
         return curves
-    types = dict.fromkeys(row["gpu_type"] for _, row in rows)
-    if not any(name.upper() == gpu_type.upper() for name in types):
+    types = dict.fromkeys(_type(row) for _, row in rows)
+    if not any(name.upper() == kind for name in types):
         raise DataError(
             str(throughput),
             f"no row for GPU type {gpu_type}",
@@ -134,21 +136,48 @@ def read_curves(throughput: Path, gpu_type: str) -> Curves:
     raise DataError(str(throughput), f"no usable row for GPU type {gpu_type}", _USABLE)
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a replay takes from a throughput table: GPU type -> curves, of the types that are
+    wanted; every type that the table names; and one line for each row that cannot be used."""
+
+    curves: Mapping[str, Curves]
+    types: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+
 def read_types(throughput: Path, wanted: Collection[str]) -> Mapping[str, Curves]:
-    """GPU type -> its curves, of the types that are wanted and in the table; "" is the first one
-    of the table. Raises DataError where there is no row that can be used."""
+    """GPU type -> its curves, as `read_table` has it; a bad row refuses the table."""
+    return read_table(throughput, wanted, strict=True).curves
+
+
+def read_table(throughput: Path, wanted: Collection[str], *, strict: bool = False) -> Table:
+    """The types that are wanted and in the table; "" is the first one of the table.
+
+    Bad rows are told, also those of other types, or raised with ``strict``. Raises DataError
+    where there is no row that can be used.
+    """
     rows = _rows(throughput, _CURVE_COLUMNS)
     if not rows:
         raise DataError(str(throughput), "no row", "fill in what slurm-ext table template prints")
+    skipped: list[str] = []
+    points = _points(rows, throughput, None if strict else skipped)
     names: dict[str, str] = {}
     for _, row in rows:
-        names.setdefault(row["gpu_type"].upper(), row["gpu_type"])
-    first = next(iter(names))
+        if name := _type(row):
+            names.setdefault(name.upper(), name)
+    first = next(iter(names), "")
     kinds = dict.fromkeys(name.upper() or first for name in wanted)
-    found = {names[kind]: _curves(rows, throughput, kind) for kind in kinds if kind in names}
-    if found and not any(found.values()):
-        raise DataError(str(throughput), "no usable row", _USABLE)
-    return {name: curves for name, curves in found.items() if curves}
+    found = {
+        names[kind]: _curves([point for point in points if point.gpu_type.upper() == kind])
+        for kind in kinds
+        if kind in names
+    }
+    if not any(found.values()) and (found or not points):
+        bad = f"; {counted(len(skipped), 'bad row')}, first {skipped[0]}" if skipped else ""
+        raise DataError(str(throughput), f"no usable row{bad}", _USABLE)
+    usable = {name: curves for name, curves in found.items() if curves}
+    return Table(usable, tuple(names.values()), tuple(skipped))
 
 
 _CURVE_COLUMNS = ("model", "gpu_type", "local_batch")
@@ -176,7 +205,7 @@ def _rows(path: Path, columns: Sequence[str]) -> list[tuple[int, dict[str, str]]
     except OSError as exc:
         why = exc.strerror or str(exc)
         raise DataError(str(path), f"cannot be read: {why}", "name a readable CSV file") from exc
-    except (EOFError, UnicodeDecodeError, zlib.error) as exc:
+    except (EOFError, UnicodeDecodeError, csv.Error, zlib.error) as exc:
         raise DataError(str(path), f"cannot be read: {exc}", "name a CSV file in UTF-8") from exc
 
 
@@ -205,27 +234,67 @@ def _read(
     return [(numbers[-1], row) for row in reader]
 
 
-def _curves(
-    rows: Iterable[tuple[int, dict[str, str]]], path: Path, gpu_type: str
-) -> dict[tuple[str, tuple[int, ...]], Curve]:
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """One usable row. ``whole`` ones tell placement, step and sync time themselves."""
+
+    model: str
+    gpu_type: str
+    placement: tuple[int, ...]
+    local: float
+    times_s: tuple[float, float]
+    whole: bool
+
+
+def _type(row: Mapping[str, str | None]) -> str:
+    return (row.get("gpu_type") or "").strip()
+
+
+def _points(
+    rows: Iterable[tuple[int, dict[str, str]]], path: Path, skipped: list[str] | None = None
+) -> list[_Point]:
+    """The usable rows; a bad one is told in ``skipped``, or raised where there is none."""
+    points: list[_Point] = []
+    for line, row in rows:
+        try:
+            point = _point(row, path, line)
+        except DataError as exc:
+            if skipped is None:
+                raise
+            skipped.append(str(exc))
+            continue
+        if point is not None:
+            points.append(point)
+    return points
+
+
+def _point(row: dict[str, str], path: Path, line: int) -> _Point | None:
+    """A row; None for a sound one of which no use can be made (unequal shares, out of memory)."""
+    where = f"{path}, line {line}"
+    # DictReader has too many cells under None, and None in place of missing ones.
+    if None in row or None in row.values():
+        raise DataError(where, "not as many cells as columns", "write one, or nothing, per column")
+    for column in ("model", "gpu_type"):
+        if not row[column].strip():
+            raise DataError(f"{where}, column {column}", "empty", "it is needed in every row")
+    placement = _placement(row, where)
+    local = _positive(row, "local_batch", path, line)
+    times = _times(row, local, sum(placement), path, line)
+    if not placement or times is None:
+        return None
+    whole = row.get("placement") and row.get("step_time_s") and row.get("sync_time_s")
+    return _Point(row["model"], _type(row), placement, local, times, bool(whole))
+
+
+def _curves(points: Iterable[_Point]) -> dict[tuple[str, tuple[int, ...]], Curve]:
     """Curves of one GPU type. Where a placement has rows that tell everything (placement, step and
     sync time), the others of it do not count: they would mix two ways of measuring."""
     full: defaultdict[tuple[str, tuple[int, ...]], dict[float, tuple[float, float]]]
     rest: defaultdict[tuple[str, tuple[int, ...]], dict[float, tuple[float, float]]]
     full, rest = defaultdict(dict), defaultdict(dict)
-    for line, row in rows:
-        if row["gpu_type"].upper() != gpu_type.upper():
-            continue
-        where = f"{path}, line {line}"
-        placement = _placement(row, where)
-        if not placement:
-            continue
-        local = _positive(row, "local_batch", path, line)
-        times = _times(row, local, sum(placement), path, line)
-        if times is None:
-            continue
-        whole = row.get("placement") and row.get("step_time_s") and row.get("sync_time_s")
-        (full if whole else rest)[row["model"], placement].setdefault(local, times)
+    for point in points:
+        kind = full if point.whole else rest
+        kind[point.model, point.placement].setdefault(point.local, point.times_s)
     curves: dict[tuple[str, tuple[int, ...]], Curve] = {}
     for key in (*full, *(key for key in rest if key not in full)):
         measured = full.get(key) or rest[key]
@@ -239,7 +308,7 @@ def _curves(
 
 
 def _placement(row: Mapping[str, str], where: str) -> tuple[int, ...]:
-    """GPUs per node: as written, else equal shares of the GPUs; empty where neither tells it."""
+    """GPUs per node: as written, else equal shares of the GPUs; empty where they are not equal."""
     text = (row.get("placement") or "").strip()
     if text:
         # 44 is two nodes with four each; from ten GPUs of a node on they are joined: 16+16.
@@ -248,14 +317,17 @@ def _placement(row: Mapping[str, str], where: str) -> tuple[int, ...]:
             raise DataError(f"{where}, column placement", f"{text!r}", "write 44 or 16+16")
         return tuple(sorted((int(part) for part in parts), reverse=True))
     gpus, nodes = ((row.get(name) or "").strip() for name in ("gpus", "nodes"))
-    if not gpus:
-        return ()
     if gpus == "1" and not nodes:
         return (1,)
-    if not (gpus.isascii() and gpus.isdigit() and nodes.isascii() and nodes.isdigit()):
-        return ()
-    share, left = divmod(int(gpus), max(1, int(nodes)))
-    return () if left or not share or not int(nodes) else (share,) * int(nodes)
+    for column, cell in (("gpus", gpus), ("nodes", nodes)):
+        if not (cell.isascii() and cell.isdigit() and int(cell)):
+            raise DataError(
+                f"{where}, column {column}",
+                f"{cell!r}" if cell else "empty, as placement is",
+                "write placement (44: two nodes with four GPUs each), or gpus and nodes",
+            )
+    share, left = divmod(int(gpus), int(nodes))
+    return () if left or not share else (share,) * int(nodes)
 
 
 def _times(
@@ -275,8 +347,12 @@ def _times(
         if not speed:
             return None
         step = gpus * local * accumulation / speed
-    else:
+    elif (row.get("out_of_memory") or "").strip() not in ("", "0"):
         return None
+    else:
+        raise DataError(
+            f"{path}, line {line}", "no speed", "give throughput (0: out of memory) or step_time_s"
+        )
     return sync + (step - sync) / accumulation, sync
 
 

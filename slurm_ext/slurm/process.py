@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_ext.domain.errors import SlurmCommandError
+from slurm_ext.domain.errors import NO_SUCH_COMMAND, SlurmCommandError
 
 DEFAULT_TIMEOUT_S = 30.0
 # After a kill the pipes close at once unless a grandchild left the group; do not wait for that one.
@@ -88,8 +88,15 @@ class CommandRunner:
                 env=slurm_environment(os.environ),
                 start_new_session=True,
             )
+        except FileNotFoundError as exc:
+            words = (
+                f"{argv[0]} cannot be started: not found on PATH; run this on a machine with"
+                " Slurm's commands, or add their directory to PATH"
+            )
+            raise SlurmCommandError(argv, NO_SUCH_COMMAND, words) from exc
         except OSError as exc:
-            raise SlurmCommandError(argv, 127, f"cannot be started: {exc}") from exc
+            words = f"{argv[0]} cannot be started: {exc.strerror}; mend its rights, or PATH"
+            raise SlurmCommandError(argv, NO_SUCH_COMMAND, words) from exc
         try:
             out, err = process.communicate(stdin.encode(), timeout=limit)
         except subprocess.TimeoutExpired as exc:

@@ -436,3 +436,119 @@ def test_pipeline_switches_of_a_costs_file_can_be_left_out(tmp_path, capsys):
     on = float(capsys.readouterr().out)
     assert simulate(*words, "--no-switch") == 0
     assert on < float(capsys.readouterr().out)
+
+
+def test_numbers_that_are_printed_alike_are_equal(trace, free, tmp_path, capsys):
+    one = recorded(trace, free, tmp_path / "a.json", "srtf")
+    document = json.loads(Path(one).read_text())
+    numbers = document["policies"]["srtf"]
+    numbers["gpu_s_held"] *= 1 + 1e-12  # added up in another order
+    numbers["makespan_s"] *= 1.01
+    two = tmp_path / "b.json"
+    two.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert simulate("compare", one, str(two)) == 0
+    lines = {words[1]: words[-1] for words in map(str.split, capsys.readouterr().out.splitlines())}
+    assert lines["gpu_h_held"] == "="
+    assert lines["makespan_h"] == "A"
+
+
+# -- waiting limit -------------------------------------------------------------------------------
+
+
+def test_srtf_has_no_waiting_limit_unless_one_is_asked_for(tmp_path, free, capsys):
+    """A queue longer than the limit: nearly every job is past it, and srtf would be fifo."""
+    path = tmp_path / "long.csv"
+    rows = "".join(f"j{n:02},{n},{3600 * (21 - n)},4\n" for n in range(20))
+    path.write_text(f"job_id,submit_s,duration_s,gpus\n{rows}")
+    words = ["--trace", str(path), "--costs", free, "--cluster", "1x4", "--noheader", "-o", "%P %a"]
+    words += ["--policy", "fifo,srtf,titan"]
+    out = tmp_path / "out.json"
+
+    def jct(*more: str) -> tuple[dict[str, float], str]:
+        assert simulate(*words, "--json", str(out), *more) == 0
+        told = capsys.readouterr()
+        return {n: float(h) for n, h in map(str.split, told.out.splitlines())}, told.err
+
+    plain, said = jct()
+    assert plain["srtf"] < 0.8 * plain["fifo"]
+    assert "waiting limit" not in said
+    assert json.loads(out.read_text())["setting"]["waiting_limit_s"] is None
+    assert jct("--waiting-limit", "none")[0] == plain
+    limited, said = jct("--waiting-limit", "1:00:00")
+    assert limited["srtf"] == pytest.approx(limited["fifo"], rel=0.01)
+    assert limited["titan"] == pytest.approx(limited["fifo"], rel=0.01)
+    for name in ("srtf", "titan"):
+        assert f"{name}: 19 of 20 jobs first started after the waiting limit (01:00:00)" in said
+    assert "fifo: " not in said
+    assert json.loads(out.read_text())["setting"]["waiting_limit_s"] == 3600
+    assert "waiting limit" not in jct("--waiting-limit", "30-0")[1]
+    with pytest.raises(SystemExit):
+        simulate(*words, "--waiting-limit", "soon")
+    assert "'soon': not a time; write 1-00:00:00 or none" in capsys.readouterr().err
+
+
+# -- a table of one's own ------------------------------------------------------------------------
+
+TABLE = "model,gpu_type,placement,local_batch,throughput\n"
+WORK = "job_id,submit_s,gpus,model,batch_size,total_samples\na1,0,2,gpt,16,10000\na2,5,4,gpt,16,9\n"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> list[str]:
+    (tmp_path / "table.csv").write_text(f"{TABLE}gpt,H100,2,8,100\ngpt,H100,4,4,9\ngpt,T4,1,x,9\n")
+    (tmp_path / "work.csv").write_text(WORK)
+    files = ["--trace", str(tmp_path / "work.csv"), "--table", str(tmp_path / "table.csv")]
+    return [*files, "--policy", "fifo", "--noheader", "-o", "%j"]
+
+
+def test_without_a_cluster_the_first_type_of_ones_own_table_is_meant(own, capsys):
+    assert simulate(*own) == 0
+    told = capsys.readouterr()
+    assert told.out == "2\n"
+    assert "slurm-ext: no --cluster: taken for 8x4xH100\n" in told.err
+    assert "left out" not in told.err
+
+
+def test_types_that_the_table_has_are_named_with_the_fix(own, tmp_path, capsys):
+    assert simulate(*own, "--cluster", "2x4xV100") == 1
+    told = capsys.readouterr().err.splitlines()
+    reason = "the table has no row for GPU type V100, only for H100, T4"
+    assert f"slurm-ext:   2: {reason} (job a1 first)" in told
+    assert told[-1].endswith(
+        f"no job to replay: {reason}; try --cluster 2x4xH100, or give a --table with rows for that"
+        " type"
+    )
+    # Also where some jobs can be replayed.
+    work = tmp_path / "work.csv"
+    work.write_text(WORK.replace("samples", "samples,duration_s", 1).replace(",9\n", ",9,60\n"))
+    work.write_text(work.read_text().replace(",10000\n", ",10000,\n"))
+    assert simulate(*own, "--cluster", "2x4xV100") == 0
+    assert "slurm-ext:   try --cluster 2x4xH100, or " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cluster", [[], ["--cluster", "1x4xH100"], ["--cluster", "1x4xV100"]])
+def test_bad_rows_of_the_table_are_always_told_and_skipped_or_refused(own, cluster, capsys):
+    simulate(*own, *cluster)
+    assert "table.csv, line 4, column local_batch: 'x': not a number" in capsys.readouterr().err
+    assert simulate(*own, *cluster, "--strict") == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "table.csv, line 4, column local_batch" in line
+
+
+def test_a_workload_without_run_times_is_not_sent_to_table_and_cluster(tmp_path, capsys):
+    path = tmp_path / "pollux.csv"
+    head = "job_id,submit_s,application,gpus,batch_size,workload,load"
+    path.write_text(f"{head}\na,0,cifar10,2,256,1,1.0\n")
+    assert simulate("--trace", str(path)) == 1
+    said = capsys.readouterr().err
+    assert "published Pollux workloads tell no run times; add a column duration_s" in said
+    assert "neither --table nor --cluster helps" in said
+    path.write_text(f"{head},duration_s\na,0,cifar10,2,256,1,1.0,60\n")
+    assert simulate("--trace", str(path)) == 0
+    capsys.readouterr()
+    path.write_text("job_id,submit_s,gpus\na,0,2\n")
+    assert simulate("--trace", str(path)) == 1
+    assert (
+        "or model, batch_size and total_samples, or replay another one" in capsys.readouterr().err
+    )

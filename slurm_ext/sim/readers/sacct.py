@@ -111,10 +111,15 @@ def ended_jobs(log: SacctLog) -> tuple[list[SacctJob], tuple[str, ...]]:
             kept.append(job)
     notes = (*log.notes, *(f"{n} left out: {why}" for why, n in left.most_common()))
     if not kept:
-        found = "; ".join((*notes, *log.skipped[:1])) or "no job at all"
+        # What a few damaged rows have is beside the point where sound ones were left out.
+        bad = log.skipped[:1] if len(log.skipped) > left.total() else ()
+        found = "; ".join((*notes, *bad)) or "no job at all"
         fix = f"write it with {COMMAND}"
         if left["no GPU"]:
-            fix += "; Slurm accounts GPUs only with AccountingStorageTRES=gres/gpu in slurm.conf"
+            fix = (
+                "Slurm accounts GPUs only with AccountingStorageTRES=gres/gpu in slurm.conf, and"
+                f" they are told only where the columns are asked for: {fix}"
+            )
         raise DataError(log.file, f"no GPU job that ran to its end ({found})", fix)
     return kept, notes
 

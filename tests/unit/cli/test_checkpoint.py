@@ -133,6 +133,35 @@ def test_gc_of_a_directory_deletes_old_leftovers_only(
     assert (root / step_name(2)).exists()  # broken is for a person to look at
 
 
+def test_gc_says_what_it_keeps_and_what_to_do_about_it(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "gc", str(root)]) == 0
+    first, young, broken = capsys.readouterr().out.splitlines()
+    assert first == f"{root}: 0 unfinished saves deleted"
+    assert young == (
+        f"{root}/.tmp-000000000004-ab: kept, a save has changed it within 1-00:00:00; where no save"
+        " is running, give a shorter --older-than"
+    )
+    assert broken.startswith(f"{root}/{step_name(2)}: kept, gc deletes unfinished saves only; ")
+    assert "No such file" in broken
+    assert broken.endswith("delete it by hand where nobody can mend it")
+    os.utime(root / ".tmp-000000000004-ab", (0, 0))
+    assert main(["checkpoint", "gc", str(root)]) == 0
+    assert "a save has changed it" not in capsys.readouterr().out
+
+
+def test_the_reason_stands_below_the_checkpoint_that_it_is_about(root: Path) -> None:
+    """Also in a file or a pipe that takes both, where stdout is buffered."""
+    words = [sys.executable, "-m", "slurm_ext.cli.main", "checkpoint", "verify", str(root)]
+    done = subprocess.run(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=60
+    )
+    lines = done.stdout.splitlines()
+    place = lines.index(f"{root}/{step_name(2)}: not complete")
+    assert "No such file" in lines[place + 1]
+
+
 def test_gc_of_a_block_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = BlockStore(tmp_path / "blocks")
     entry, _ = store.put(memoryview(b"used"))

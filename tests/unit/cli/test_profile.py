@@ -162,7 +162,9 @@ def test_a_failing_program_leaves_no_row_and_its_last_line(tmp_path, capsys):
     out = tmp_path / "rows.csv"
     command = f"{sys.executable} -c \"import sys; sys.exit('no such file: data.bin')\""
     assert profile("--local", "--model=m", f"--command={command}", "--gpu-type=x", f"-O{out}") == 1
-    assert "no such file: data.bin" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "no such file: data.bin" in said
+    assert said.splitlines()[-1] == f"there is no row to import; {out} is not written"
     assert not out.exists()
 
 

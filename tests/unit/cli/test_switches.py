@@ -134,6 +134,16 @@ def test_both_are_drawn_on_one_axis(folder: Path) -> None:
     assert main(["report", "switch", str(folder), "--plot", str(folder / "x.bmp")]) == 1
 
 
+def test_a_picture_that_cannot_be_drawn_is_refused_before_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("slurm_ext.cli.switches.find_spec", lambda name: None)
+    assert main(["report", "switch", str(folder), "--plot", str(folder / "x.svg")]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "pip install '.[plots]'" in err
+
+
 def test_measured_costs_are_rows_of_the_table(folder: Path) -> None:
     rows = folder / "costs.csv"
     args = ["report", "switch", str(folder), "--costs", str(rows), "--gpu-type", "V100"]
@@ -177,3 +187,27 @@ def test_a_place_without_switches_and_a_broken_file_are_named(
         broken.write_text(damaged)
         assert main(["report", "switch", str(broken)]) == 1, damaged[:60]
         assert "switch-0000.json" in capsys.readouterr().err, damaged[:60]
+
+
+def test_a_cost_that_cannot_be_told_from_nothing_is_no_row(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A 0 would be read as a switch that is free."""
+    short = replace(LINE, durable_s=0.4, first_step_s=0.9)
+    (folder / "chain" / "switch-0000.json").write_text(short.to_json())
+    rows = folder / "costs.csv"
+    assert main(["report", "switch", str(folder), "--costs", str(rows)]) == 0
+    told = capsys.readouterr()
+    assert "switch of vit-large on 2 GPUs is left out of the costs: no longer than a step" in (
+        told.err
+    )
+    assert f"1 cost in {rows}: slurm-ext table import" in told.out
+    with rows.open(newline="") as file:
+        assert [cost.kind for cost in parse(file, str(rows)).costs] == [CostKind.NAIVE_SWITCH]
+    rows.unlink()
+    (folder / "chain" / "switch-0001.json").unlink()
+    assert main(["report", "switch", str(folder), "--costs", str(rows)]) == 1
+    told = capsys.readouterr()
+    assert f"{rows} is not written: it has no cost" in told.err
+    assert "table import" not in told.out
+    assert not rows.exists()

@@ -58,7 +58,7 @@ def test_bad_rows_are_skipped_and_named(
     file.write_text(HEADER + GOOD + "vit,V100,8,2,44,8,fast,mine\n")
     assert call("import", "--table", str(path), str(file)) == 0
     captured = capsys.readouterr()
-    assert "1 bad rows skipped" in captured.out
+    assert "1 bad row skipped" in captured.out
     assert f"{file}:5: throughput='fast'" in captured.err
     assert len(read_table(path).measurements) == 3
 
@@ -193,3 +193,20 @@ def test_table_of_the_configuration(
     config.write_text(f"table: {filled}\n")
     assert call("list", "--noheader", "-o", "%m", "--config", str(config)) == 0
     assert capsys.readouterr().out.split() == ["bert", "vit"]
+
+
+def test_a_placement_tells_gpus_and_nodes(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The columns that suffice for a replay suffice here."""
+    file = tmp_path / "own.csv"
+    file.write_text(
+        "model,gpu_type,placement,local_batch,throughput\nm,H100,44,8,640\nm,H100,,8,1\n"
+    )
+    assert call("import", "--table", str(path), str(file)) == 0
+    assert "own.csv:3: gpus='': empty; give placement, or gpus and nodes" in capsys.readouterr().err
+    (row,) = read_table(path).measurements
+    assert (row.key.gpus, row.key.nodes, row.key.placement) == (8, 2, (4, 4))
+    file.write_text("model,gpu_type,local_batch,throughput\nm,H100,8,640\n")
+    with pytest.raises(DataError, match="no column gpus or placement"):
+        call("import", "--table", str(path), str(file))

@@ -263,3 +263,11 @@ def test_any_text_gives_a_trace_or_an_error_of_ours(fmt, headed, lines) -> None:
     except DataError:
         return
     assert trace.jobs
+
+
+def test_a_damaged_row_is_not_mixed_into_what_is_wrong_with_the_whole_file() -> None:
+    rows = ["job_id,submit_s,gpus", "a,0,0", "b,0,0", "c,soon,1"]
+    with pytest.raises(DataError) as caught:
+        read_csv(rows, "w.csv", "standard")
+    assert "2 left out: no GPU" in str(caught.value)
+    assert "soon" not in str(caught.value)

@@ -488,3 +488,11 @@ def test_spans_know_their_nodes() -> None:
     assert one(line(NodeList="n[1-2]", NNodes="2")).spans == (
         Span(TEN + 300, TEN + 3900, ("n1", "n2")),
     )
+
+
+def test_a_damaged_row_is_not_mixed_into_what_is_wrong_with_the_whole_file() -> None:
+    rows = [line(JobID=str(n), AllocTRES="cpu=1", ReqTRES="") for n in (1, 2)]
+    with pytest.raises(DataError, match=r"no GPU job.*\(2 left out: no GPU\); Slurm accounts GPUs"):
+        to_trace(read(*rows, line(JobID="3", End="soon")))
+    with pytest.raises(DataError, match=r"\(.*end='soon'"):
+        to_trace(read(line(JobID="3", End="soon")))

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import DataError
-from slurm_ext.sim.truth import Curve, Truth, consolidated, hidden_error, read_truth, read_types
+from slurm_ext.sim.truth import (
+    Curve,
+    Truth,
+    consolidated,
+    hidden_error,
+    read_table,
+    read_truth,
+    read_types,
+)
 
 # step = 1 s at local batch 10, 2 s at 20 and nothing above; sync 0.5 s.
 CURVE = Curve((10.0, 20.0), (1.0, 2.0), (0.5, 0.5))
@@ -79,7 +87,7 @@ def write_tables(folder: Path, *rows: str) -> tuple[Path, Path]:
 
 
 def test_reads_the_rows_of_one_gpu_type(tmp_path: Path) -> None:
-    rows = ("m,V100,44,20,2,.5", "m,V100,44,10,1,.5", "m,A100,1,10,9,0", "m,V100,,10,9,9")
+    rows = ("m,V100,44,20,2,.5", "m,V100,44,10,1,.5", "m,A100,1,10,9,0")
     truth = read_truth(*write_tables(tmp_path, *rows))
     assert truth == Truth({("m", (4, 4)): CURVE}, {"m": 6.0})
 
@@ -147,7 +155,15 @@ def test_rows_that_tell_everything_are_not_mixed_with_others(tmp_path: Path) -> 
     ("header", "row", "said"),
     [
         ("model,gpu_type,local_batch", "m,V100,1", "no column placement or gpus and nodes, step"),
-        (OWN, "m,V100,8,2,44,10,,,,,", "no usable row; give local_batch"),
+        (OWN, "m,V100,8,2,44,10,,,,,", "line 3: no speed; give throughput"),
+        (OWN, "m,V100,8,2,44,10,,0,,,", "no usable row; give local_batch"),
+        (OWN, "m,V100,8,2,44,10,,,,,1", "no usable row; give local_batch"),
+        (OWN, "m,V100,8,,,10,,5,,,", "line 3, column nodes: empty, as placement is; write"),
+        (OWN, "m,V100,two,1,,10,,5,,,", "line 3, column gpus: 'two'; write placement"),
+        (OWN, ",V100,8,2,44,10,,5,,,", "line 3, column model: empty"),
+        (OWN, "m,,8,2,44,10,,5,,,", "line 3, column gpu_type: empty"),
+        (OWN, "m,V100,8", "line 3: not as many cells as columns"),
+        (OWN, "m,V100,8,2,44,10,,5,,,,,", "line 3: not as many cells as columns"),
         (OWN, "m,V100,8,2,4x4,10,,5,,,", "line 3, column placement: '4x4'; write 44"),
         (OWN, "m,V100,8,2,44,10,,fast,,,", "line 3, column throughput: 'fast'"),
     ],
@@ -172,3 +188,22 @@ def test_truncated_table_is_refused(tmp_path: Path) -> None:
     table.write_bytes(table.read_bytes()[:-12])
     with pytest.raises(DataError, match="cannot be read"):
         read_truth(table, costs)
+
+
+def test_bad_rows_are_told_and_skipped_also_those_of_other_types(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    rows = ("m,V100,44,10,2,", "m,T4,1,fast,2,", "m,A100,1,10,2,", "m,V100,8", "m,V100,1,10,no,")
+    path.write_text("\n".join([HEADER, *rows]) + "\n")
+    table = read_table(path, ["V100", "H100"])
+    assert dict(table.curves) == {"V100": {("m", (4, 4)): Curve((10,), (2.0,), (0.0,))}}
+    assert table.types == ("V100", "T4", "A100")
+    assert [line.split("own.csv, ")[1].split(":")[0] for line in table.skipped] == [
+        "line 3, column local_batch",
+        "line 5",
+        "line 6, column step_time_s",
+    ]
+    with pytest.raises(DataError, match=r"line 3, column local_batch: 'fast'"):
+        read_types(path, ["V100"])
+    path.write_text("\n".join([HEADER, *rows[3:]]) + "\n")
+    with pytest.raises(DataError, match=r"no usable row; 2 bad rows, first .*line 2: not as many"):
+        read_table(path, [""])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ext.domain.errors import SlurmCommandError
+from slurm_ext.domain.errors import NO_SUCH_COMMAND, SlurmCommandError
 from slurm_ext.slurm.process import CommandRunner, slurm_environment
 
 PYTHON = sys.executable
@@ -43,8 +43,17 @@ def test_a_command_that_is_killed_is_an_error_even_unchecked() -> None:
 
 
 def test_a_missing_command_is_an_error_of_the_same_kind() -> None:
-    with pytest.raises(SlurmCommandError, match="cannot be started"):
-        CommandRunner().run(["/nonexistent/squeue"])
+    with pytest.raises(SlurmCommandError, match="cannot be started: not found on PATH") as caught:
+        CommandRunner().run(["/nonexistent/squeue", "-O", "JobID:,State:,Reason:"])
+    assert caught.value.rc == NO_SUCH_COMMAND
+    assert "JobID" not in str(caught.value)  # its arguments would hide what is wrong
+
+
+def test_a_command_that_may_not_be_run_says_why(tmp_path: Path) -> None:
+    command = tmp_path / "squeue"
+    command.write_text("no program")
+    with pytest.raises(SlurmCommandError, match=r"squeue cannot be started: Permission denied"):
+        CommandRunner().run([str(command)])
 
 
 @pytest.mark.parametrize("shell", [False, True])

@@ -368,13 +368,19 @@ class Supervisor:
                 "FT_SIGNAL": number.name.removeprefix("SIG"),
             },
             capture=False,
+            # A preemption without grace sends TERM to every process of the step, the hook too. What
+            # the hook starts inherits this; KILL still ends all of it.
+            ignored={signal.SIGTERM, *self.orders.signals},
         )
 
     def _end_hook(self, code: int, _text: str) -> None:
         self._hook_pid = 0
         self.ending.hook = code
         if code:
-            sys.stderr.write(f"ft-run: the command of --on-preempt ended with {code}\n")
+            sys.stderr.write(
+                f"ft-run: the command of --on-preempt ended with {code}: nothing was saved on"
+                " request\n"
+            )
         if self.orders.hook_written:
             try:
                 with open(self.orders.hook_written, "w", encoding="ascii") as file:

@@ -24,6 +24,8 @@ LONGEST_LEAD_S = 3600.0
 LEAD_SLACK_S = 90.0
 # Of what a program says, in a reason: 64 attempts share one small file.
 MOST_WORDS = 300
+# The record of such a job does not tell which of the two it was; the accounting does.
+BACK_ALREADY = "Slurm has requeued the job already (preempted, or requeued by somebody)"
 # By these a rank dies that did nothing wrong: the OOM killer or a person (KILL), NCCL's watchdog
 # after the loss of a peer (ABRT), a node that loses its file system or memory (BUS).
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGTERM})
@@ -122,7 +124,8 @@ def _by_record(record: JobRecord, evidence: Evidence) -> tuple[Cause, str] | Non
     if record.reason == "TimeLimit" or record.state == "TIMEOUT":
         return Cause.TIME_LIMIT, "the time limit was reached"
     if record.restarts > evidence.attempt or record.state in ("PENDING", "REQUEUED"):
-        return Cause.OPERATOR, "somebody has requeued the job"
+        # A preemption without grace does this at once, and PreemptTime is gone (seen on 24.11).
+        return Cause.OPERATOR, BACK_ALREADY
     if not record.running:
         return Cause.CANCELLED, f"the job was cancelled (state {record.state})"
     if evidence.told and record.end_s is not None:

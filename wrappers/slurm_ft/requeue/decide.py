@@ -82,7 +82,8 @@ def decide(case: Case) -> Answer:
         held = "; it is held there until it is released (scontrol release)"
         return Answer(
             By.SOMEBODY,
-            f"{case.words}; the job is in the queue again{held if record.held else ''}",
+            f"{case.words}; the job is in the queue again{held if record.held else ''}"
+            f"{_from_zero(case)}",
         )
     if cause is Cause.NODE_FAIL and (record is None or record.requeue):
         return Answer(By.SLURM, f"{case.words}: Slurm requeues the job{_from_zero(case)}")
