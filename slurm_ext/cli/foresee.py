@@ -24,6 +24,7 @@ from slurm_ext.cli.explain import is_stale
 from slurm_ext.cli.foretold import Forecast, as_document, tell
 from slurm_ext.cli.lenient import LenientBackend
 from slurm_ext.cli.trial import Trial, submitter, try_out
+from slurm_ext.control.barred import above_partition
 from slurm_ext.control.config import Config, load_config
 from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import SlurmFacts, facts_from
@@ -121,7 +122,11 @@ def forecast(
         job = replace(job, partitions=(trial.partition,))
     if _HETEROGENEOUS.search(_header(text)):
         job = replace(job, het_job_id=0)
-    base = replace(base, job=job, notes=(*base.notes, *([unknown] if unknown else ())))
+    above = above_partition(job, seen.snapshot.partitions)
+    more = [f"Slurm takes it, and may never start it: {above}"] if above else []
+    if unknown:
+        more.append(unknown)
+    base = replace(base, job=job, notes=(*base.notes, *more))
     if "lua" not in seen.slurm.job_submit_plugins:
         # What the Lua module would have recorded is missing: such jobs are ordered at most.
         directive = script.directive

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from slurm_ext.control.barred import barred
 from slurm_ext.control.features import parse_features
 from slurm_ext.control.lease import Hold, begin_s, hold_of
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
@@ -97,6 +98,8 @@ def classify(
     if not order:
         reasons.append(f"partition {job.partition} is observed only: its order is not acted on")
     resize = _why_not_resized(job, directive, entry, facts, rules)
+    if resize and (never := barred(job)):
+        return Permit(order=False, reasons=(never,))
     pin = resize or _why_not_pinned(job, rules)
     lease = resize
     if not resize:

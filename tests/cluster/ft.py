@@ -34,6 +34,7 @@ SPEC = ClusterSpec(
         "SlurmdTimeout": "8",
         "PartitionName": [
             f"preempt Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S} State=UP",
+            "abrupt Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=0 State=UP",
             "main Nodes=ALL Default=YES PriorityTier=2 PreemptMode=OFF State=UP",
             "high Nodes=ALL PriorityTier=3 PreemptMode=OFF State=UP",
         ],

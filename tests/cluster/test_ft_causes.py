@@ -90,6 +90,26 @@ def test_a_program_that_ends_well_while_it_is_preempted_is_not_run_again(
     assert "ended well in attempt 0" in job.output()
 
 
+def test_a_preemption_without_grace_is_told_as_one_and_spares_the_hook(
+    ranks: Cluster, desk: ft.Desk
+) -> None:
+    """Slurm requeues at once and signals the hook, too; the accounting alone tells the cause."""
+    saved = f"{ft.HOME}/saved-without-grace"
+    hook = f"--on-preempt='sleep 1; touch {saved}'"
+    job = desk.submit(
+        "abrupt", "ft_deaf.py 600", "--partition=abrupt", "--nodelist=n4", ft_run=hook
+    )
+    job.wait_step(1)
+    thief = desk.preempt("--nodelist=n4")
+    ranks.wait(lambda: "it was preempted" in job.output(), 20, "the accounting's word")
+    (attempt,) = job.attempts()
+    assert (attempt.cause, attempt.requeued) == (Cause.PREEMPTED, True), job.output()
+    assert "Slurm preempted the job" in attempt.reason
+    assert ranks.exec(["test", "-e", saved], check=False).rc == 0, job.output()
+    assert "--on-preempt ended with" not in job.output()
+    desk.cancel(job.id, thief)
+
+
 # -- requeue ---------------------------------------------------------------------------------------
 
 

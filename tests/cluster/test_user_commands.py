@@ -156,3 +156,42 @@ def test_a_script_that_would_be_refused(
     assert "would be refused" in done.stdout
     assert words in done.stdout
     assert installed.exec(["squeue", "-h"]).stdout == ""
+
+
+def test_a_job_that_slurm_will_never_start_takes_no_gpus_from_others(
+    installed: Cluster, daemon: Daemon
+) -> None:
+    """It was planned four GPUs, and a job that could have had eight got four, the rest idle."""
+    cluster = installed
+    long = SCRIPT.replace("--ft-gpus=auto", "--ft-gpus=requested").replace("--time=5", "--time=60")
+    limit = ["scontrol", "update", "partitionname=main", "maxtime=30:00"]
+    blocker = fill(cluster)
+    cluster.exec(limit)
+    try:
+        barred = cluster.sbatch(long)
+        cluster.wait(
+            lambda: cluster.job(barred)["Reason"] == "PartitionTimeLimit", 30, "Slurm's reason"
+        )
+        cluster.wait(
+            lambda: plan_of(cluster, barred).get("decision", {}).get("verdict") == "leave",
+            20,
+            "that it is left out",
+        )
+        text = ask(cluster, "explain", str(barred)).stdout
+        assert "Slurm will not start it as it is" in text
+        assert "ask for less --time" in text
+        cluster.put(PATH, long, owner="alice")
+        forecast = ask(cluster, "explain", "--script", PATH).stdout
+        assert "01:00:00 is above the 00:30:00 of partition main" in forecast
+        # The limit is lifted: Slurm gives another reason, and it is planned like any other.
+        cluster.exec([*limit[:-1], "maxtime=UNLIMITED"])
+        cluster.wait(
+            lambda: plan_of(cluster, barred).get("decision", {}).get("verdict") != "leave",
+            60,
+            "that it is planned again",
+        )
+    finally:
+        cluster.exec([*limit[:-1], "maxtime=UNLIMITED"], check=False)
+        cluster.exec(["scancel", str(blocker)], check=False)
+    cluster.wait_state(barred, "RUNNING", limit_s=60)
+    cluster.exec(["scancel", str(barred)], check=False)

@@ -108,7 +108,19 @@ def test_a_failing_hook_is_no_save(slurm: Slurm):
     began_long_ago(slurm)
     _, _, err = leave(slurm, "--on-preempt=exit 4", behave=("--bare",))
     assert slurm.calls("requeue") == []
-    assert "ended with 4" in err
+    assert "ended with 4: nothing was saved on request" in err
+
+
+def test_the_hook_and_what_it_starts_survive_the_signals_of_the_step(slurm: Slurm):
+    """A preemption without grace sends TERM to every process, and ended the save in its middle."""
+    slurm.record(end=soon(60))
+    done, below = slurm.root / "done", slurm.root / "below"
+    kill = "kill -TERM $$; kill -USR2 $$"
+    hook = f"sh -c '{kill}; touch {below}'; {kill}; touch {done}"
+    leave(slurm, f"--on-preempt={hook}", behave=("--bare",))
+    assert below.exists()
+    assert done.exists()
+    assert slurm.calls("requeue") == ["scontrol requeue 77"]
 
 
 def test_a_session_does_without_the_hook(slurm: Slurm):

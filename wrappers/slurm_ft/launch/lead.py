@@ -30,7 +30,7 @@ from slurm_ft.launch.signals import PASSED_ON, slurm_setting
 from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
 from slurm_ft.launch.waiting import wait_signal
 from slurm_ft.requeue import act, attempts
-from slurm_ft.requeue.causes import MOST_WORDS, Evidence, classify
+from slurm_ft.requeue.causes import BACK_ALREADY, MOST_WORDS, Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
 from slurm_ft.requeue.limits import parse_limits
 from slurm_ft.requeue.record import JobRecord, parse_record
@@ -44,6 +44,8 @@ CONTROLLER_S = 300.0
 TEARDOWN_S = 60.0
 # Other ranks write that their programs failed while rank 0 decides already.
 PEERS_S = 3.0
+# For the accounting's word on an end that is kept already; Slurm's KILL may be near.
+ACCOUNTING_S = 3.0
 _MOST_LOOKS = 3
 
 
@@ -366,7 +368,23 @@ class Lead:
             status.forget_stead(Path(self._paths.status))
         self._say(cause, answer)
         self._marks.decide(answer.requeued)
+        if answer.by is By.SOMEBODY and words == BACK_ALREADY:
+            self._ask_accounting(evidence, answer, ending)
         return answer
+
+    def _ask_accounting(self, evidence: Evidence, answer: Answer, ending: Ending) -> None:
+        """Settle whether it was a preemption; what is kept stays where nobody says so in time."""
+        try:
+            text = act.ask(act.ends_of_attempts(self._slurm_name), ACCOUNTING_S)
+        except SlurmExtError:
+            return  # the next attempt asks again when it begins
+        number = self._identity.attempt
+        known = attempts.close_from_sacct(self._ledger, number + 1, text.splitlines()).attempts[-1]
+        if known.cause is Cause.PREEMPTED:
+            words = f"Slurm preempted the job and requeued it ({known.reason})"
+            settled = replace(answer, reason=answer.reason.replace(BACK_ALREADY, words))
+            self._keep(evidence, known.cause, settled, ending)
+            self._tell(f"attempt {number}: it was preempted ({known.reason})")
 
     def _slurm_may_return_it(self, evidence: Evidence, until: float) -> bool:
         """Whether Slurm takes the end of the program for that of a preemption."""
