@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from slurm_ext.control.barred import above_partition, barred
+from slurm_ext.control.spool import read_plan
 from slurm_ext.domain.directive import Directive
 from slurm_ext.domain.node import Partition
+from tests.unit.control.bench import Bench
 from tests.unit.control.test_permits import DIRECTIVE, JOB, permit
 
 FIXED = Directive()
@@ -71,3 +74,27 @@ def test_a_request_above_the_partition_is_known_before_slurm_says_so() -> None:
     both = replace(job, partitions=("main", "other"))
     assert above_partition(both, (short, replace(wide, name="other"))) == ""
     assert above_partition(replace(job, time_limit_s=None), (short,)) == ""
+
+
+def test_a_job_beside_it_gets_what_it_gets_alone(tmp_path: Path) -> None:
+    """Growth is refused where it could delay others: this one cannot be delayed."""
+    bench = Bench(tmp_path, nodes=4)
+    dead = bench.submit(4, auto=False, time_limit_s=3600.0)
+    live = bench.submit(4, auto=True, time_limit_s=1700.0)
+    seen = bench.slurm.snapshot
+
+    def with_reason(*args, **kwargs):
+        found = seen(*args, **kwargs)
+        return replace(
+            found,
+            jobs=tuple(
+                replace(job, reason="PartitionTimeLimit") if job.job_id == str(dead) else job
+                for job in found.jobs
+            ),
+        )
+
+    bench.slurm.snapshot = with_reason
+    bench.engine.cycle()
+    left, plan = read_plan(bench.config.spool, int(dead)), read_plan(bench.config.spool, int(live))
+    assert left.decision.verdict.value == "leave"
+    assert plan.decision.configuration.gpus == 16
