@@ -20,6 +20,8 @@ from ci.cluster.spec import (
 
 # Each slurmd of a container listens on its own port.
 FIRST_SLURMD_PORT = 17001
+# node.sh makes one directory for each node here.
+NODE_TMP = "/tmp/node"
 QOS_NAMES = ("normal", "small", "preemptible", "high")
 
 _SCHEDULER_PARAMETERS = ",".join(
@@ -55,6 +57,9 @@ def slurm_conf(spec: ClusterSpec, *, lua: bool) -> str:
         "CredType": "cred/munge",
         "StateSaveLocation": "/var/lib/slurm/slurmctld",
         "SlurmdSpoolDir": "/var/spool/slurmd/%n",
+        # The nodes of one container share its /tmp, where mpi/pmix names a directory by user, job
+        # and step alone: two nodes of a step that make it in the same moment cannot both start.
+        "TmpFS": f"{NODE_TMP}/%n",
         "SlurmctldPidFile": "/run/slurm/slurmctld.pid",
         "SlurmdPidFile": "/run/slurm/slurmd-%n.pid",
         "SlurmctldLogFile": "/var/log/slurm/slurmctld.log",

@@ -33,3 +33,19 @@ def test_mpi_ranks_leave_together_and_come_back(ranks: Cluster, desk: ft.Desk) -
     first, second = job.attempts()
     assert second.restored_step == first.saved_step == job.last_step(0)
     assert first.ranks == 3
+
+
+@pytest.mark.timeout(180)
+def test_two_nodes_of_one_container_start_mpi_steps_without_fail(ranks: Cluster) -> None:
+    """Each node has a TmpFS of its own: with a shared one a fifth of such steps failed to start."""
+    script = "\n".join(
+        (
+            "#!/bin/bash",
+            "for step in $(seq 1 40); do",
+            "    srun --mpi=pmix true || exit 1",
+            "done",
+        )
+    )
+    job = ranks.sbatch(script, "-N2", "-n4", "--nodelist=n1,n2", "-t5")
+    ranks.wait(lambda: ranks.job(job)["JobState"] not in {"PENDING", "RUNNING"}, 120, "40 steps")
+    assert ranks.job(job)["JobState"] == "COMPLETED"

@@ -19,6 +19,8 @@ start_munged
 WAIT_LIMIT_S=30 await "slurmctld on ctl:6817" bash -c '</dev/tcp/ctl/6817' || true
 for node in "$@"; do
     install -d -m 0755 "/var/spool/slurmd/$node"
+    # TmpFS of slurm.conf.
+    install -d -m 1777 "/tmp/node/$node"
     slurmd -N "$node"
 done
 exec sleep infinity

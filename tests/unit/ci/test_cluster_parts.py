@@ -57,6 +57,13 @@ def test_ports_are_unique_within_a_container() -> None:
     assert len(nodes) == len(places) == 8
 
 
+def test_every_node_has_a_tmpfs_of_its_own_which_its_start_makes() -> None:
+    lines = conf.slurm_conf(ClusterSpec(), lua=True).splitlines()
+    assert f"TmpFS={conf.NODE_TMP}/%n" in lines
+    start = (Path(conf.__file__).parent / "image" / "node.sh").read_text()
+    assert f'install -d -m 1777 "{conf.NODE_TMP}/$node"' in start
+
+
 def test_limits_come_with_accruing_age() -> None:
     enforced = conf.slurm_conf(ClusterSpec(limits=True), lua=True)
     assert "AccountingStorageEnforce=associations,limits,qos\n" in enforced
