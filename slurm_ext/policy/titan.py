@@ -38,35 +38,17 @@ from slurm_ext.domain.configuration import Candidate
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Decision, Plan, SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import JobFacts, View
-from slurm_ext.optimize.explain import why_not
-from slurm_ext.optimize.objective import (
-    Demand,
-    Scored,
-    Weights,
-    build_items,
-    in_words,
-)
-from slurm_ext.optimize.pools import cells_of
-from slurm_ext.optimize.problem import (
-    Item,
-    PoolProblem,
-    Problem,
-    Solution,
-    relative_gap,
-    value_of,
-)
-from slurm_ext.optimize.solve import allocate, allocate_pools
+from slurm_ext.optimize.objective import Weights, in_words
 from slurm_ext.policy.growth import Grown, Growth, give_way, growths
 from slurm_ext.policy.growth import requests as growth_requests
 from slurm_ext.policy.holdout import Openings, worth_taking
-from slurm_ext.policy.merged import alone, bind, rides, unbind, worthwhile
+from slurm_ext.policy.keeping import Solver, reasons
+from slurm_ext.policy.merged import alone, rides, worthwhile
 from slurm_ext.policy.opened import (
     Open,
     Start,
-    firm,
     gpus_on_nodes,
     in_line,
-    narrowed,
     only_behind,
 )
 from slurm_ext.policy.placement import Seating, TopologyRule, seat
@@ -86,8 +68,6 @@ from slurm_ext.policy.worth import Way, worth_solving
 
 # A start that failed is planned again after this many times the patience.
 STUCK_FOR = 10.0
-# Reasons by comparison cost a solve each: they are worked out for this many jobs per field.
-COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +101,6 @@ class TitanConfig:
 GROWING = TitanConfig(weights=Weights(start=1.0, patience_s=3600.0), hold_out=4.0, growth=0.3)
 
 
-def _pool_problem(part: Field, view: View, items: Sequence[Item]) -> PoolProblem:
-    free = {node.name: node.gpus_free for node in part.nodes}
-    members = {key: [n for n in view.pools[key] if n in free] for key in part.pools}
-    cells, pools = cells_of(free, members)
-    return PoolProblem(tuple(items), cells, pools)
-
-
 class TitanPolicy:
     """See the module. Instances hold parameters only; a call changes nothing in them."""
 
@@ -136,6 +109,8 @@ class TitanPolicy:
 
     def __init__(self, config: TitanConfig | None = None) -> None:
         self.config = config or TitanConfig()
+        known = self.config
+        self._solver = Solver(known.weights, known.margin, known.time_limit_s)
 
     @property
     def preemptive(self) -> bool:
@@ -281,63 +256,6 @@ class TitanPolicy:
             part = released(part, [growth.contender for growth, _ in grow])
         return seat(requests, part.nodes, view.snapshot.topology, self.config.topology)
 
-    def _solve(
-        self, view: View, part: Field, items: Sequence[Item], live: Sequence[Open]
-    ) -> Solution:
-        """The best choice; of jobs that may be merged, each is told its own part of it."""
-        offers = {o.job.job_id: o.candidates for o in live if o.mergeable}
-        if not offers:
-            return self._solve_items(view, part, items)
-        bound = bind(items, offers, part.gpus_free)
-        solution = self._solve_items(view, part, bound)
-        return replace(solution, chosen=unbind(bound, solution.chosen))
-
-    def _solve_items(self, view: View, part: Field, items: Sequence[Item]) -> Solution:
-        if len(part.pools) == 1:
-            return allocate(Problem(tuple(items), part.gpus_free), self.config.time_limit_s)
-        return allocate_pools(_pool_problem(part, view, items), self.config.time_limit_s)
-
-    def _solve_keeping(
-        self,
-        view: View,
-        part: Field,
-        live: Sequence[Open],
-        demands: Sequence[Demand],
-        growing: Sequence[Growth] = (),
-    ) -> tuple[Solution, Scored]:
-        """Prefer what the last plan started, unless the new choice is better by the margin."""
-        items, terms = build_items(demands, self.config.weights)
-        items = (*items, *(growth.item for growth in growing))
-        terms |= {growth.key: growth.terms for growth in growing}
-        scored = Scored(Problem(items, part.gpus_free), terms)
-        free = self._solve(view, part, items, live)
-        kept = {
-            o.job.job_id: index
-            for o in live
-            for index, candidate in enumerate(o.candidates)
-            if o.planned is not None
-            and candidate.configuration == o.planned
-            and len(candidate.job_ids) == 1
-        }
-        if all(free.chosen.get(key) == index for key, index in kept.items()):
-            return free, scored
-        held = self._solve(view, part, firm(items, kept), narrowed(live, kept))
-        if any(key not in held.chosen for key in kept):
-            return free, scored  # the last plan does not fit any more
-        value = value_of(items, chosen := {k: kept.get(k, i) for k, i in held.chosen.items()})
-        if free.value > value * (1.0 + self.config.margin):
-            return free, scored
-        solution = replace(
-            held,
-            chosen=chosen,
-            value=value,
-            bound=free.bound,
-            gap=relative_gap(value, free.bound),
-            optimal=False,
-            note=f"kept the last plan: a change is worth less than {self.config.margin:.0%}",
-        )
-        return solution, scored
-
     def _allocate(
         self, view: View, part: Field, rest: Sequence[Open], growing: Sequence[Growth]
     ) -> tuple[list[Start], list[Grown], SolveInfo, dict[str, Term]]:
@@ -358,7 +276,7 @@ class TitanPolicy:
             if view.brief or seats:
                 live = worth_solving(live, part.gpus_free, self._ways, seats)
             demands = {o.job.job_id: o.demand for o in live}
-            solution, scored = self._solve_keeping(
+            solution, scored = self._solver.keeping(
                 view, part, live, list(demands.values()), growing
             )
             chosen = {key: index for key, index in solution.chosen.items() if key in by_id}
@@ -403,7 +321,7 @@ class TitanPolicy:
             gpus_free=part.gpus_free,
             note="; ".join(n for n in (solution.note, again) if n),
         )
-        against = {} if view.brief else _reasons(part, live, scored, solution)
+        against = {} if view.brief else reasons(part, live, scored, solution)
         if attempt > 1 and starts and not growing:
             left = part.less(gpus_on_nodes(starts))
             served = {key for s in starts for key in s.served}
@@ -477,26 +395,3 @@ class TitanPolicy:
 def _with_reason(decision: Decision, against: Mapping[str, Term]) -> Decision:
     term = against.get(decision.job_id)
     return decision if term is None else replace(decision, terms=(*decision.terms, term))
-
-
-def _reasons(
-    part: Field, live: Sequence[Open], scored: Scored, solution: Solution
-) -> dict[str, Term]:
-    """For the first few jobs, the term that decided against the next larger count."""
-    if len(part.pools) > 1:
-        return {}
-    found: dict[str, Term] = {}
-    for item in live:
-        if len(found) >= COMPARED:
-            break
-        key, counts = item.job.job_id, sorted({c.gpus for c in item.candidates})
-        index = solution.chosen.get(key)
-        now_has = 0 if index is None else item.candidates[index].gpus
-        wanted = next((c for c in counts if c > now_has and c <= part.gpus_free), None)
-        if wanted is None:
-            continue
-        other = why_not(scored, solution, key, wanted)
-        if other.decisive:
-            loss = sum(other.terms.values())
-            found[key] = Term(f"not {wanted} GPUs: {other.decisive}", loss, other.words)
-    return found

@@ -18,18 +18,17 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_ext.domain.configuration import Configuration
-from slurm_ext.domain.node import Partition
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.plan import Decision, Plan, Verdict
 from slurm_ext.domain.policy import Policy, View
-from slurm_ext.policy.placement import Request, seat
 from slurm_ext.sim.attempt import Attempt, Progress, attempt
 from slurm_ext.sim.costs import Costs
 from slurm_ext.sim.hardware import PARTITION, Hardware
+from slurm_ext.sim.machine import Machine, seats_overlap
 from slurm_ext.sim.merging import Merging
 from slurm_ext.sim.model import Run, Schedule, SimJob, SimulationError
 from slurm_ext.sim.outages import Outage
@@ -114,18 +113,14 @@ class _Replay:
         if len(self._place) < len(jobs):
             twice = [key for key, count in Counter(j.job_id for j in jobs).items() if count > 1]
             raise SimulationError(f"job {twice[0]} appears twice in the workload; use each id once")
-        self._gpus = hardware.gpus
+        self._machine = Machine(hardware)
         self._policy = policy
         self._preemptive = bool(getattr(policy, "preemptive", False))
         self._costs = costs
         self._interval_s = interval_s
         self._outages = outages
         self._brief = brief
-        self._nodes = {node.name: node for node in hardware.inventory()}
-        self._pools = hardware.pools()
-        self._pool_of = {job.job_id: self._pool(job, hardware) for job in jobs}
-        self._partitions = (Partition(PARTITION, tuple(self._nodes), default=True),)
-        self._away: Counter[str] = Counter()
+        self._pool_of = {job.job_id: self._machine.pool_of(job) for job in jobs}
         # Without it, or where somebody reads the plan, a policy looks at the whole queue.
         ranked = brief and merging is None
         self._rows = Rows(standing=getattr(policy, "standing", None) if ranked else None)
@@ -140,7 +135,6 @@ class _Replay:
         self._need = {
             job.job_id: min((c.gpus for c in job.candidates), default=job.gpus) for job in jobs
         }
-        self._free_gpus = self._gpus
         self._warm = Warm(costs)
         self._done: list[list[Run]] = [[] for _ in jobs]
         self._finished = 0
@@ -159,7 +153,7 @@ class _Replay:
         for index, job in enumerate(self._jobs):
             self._push(job.submit_s + grace, _ARRIVAL, index)
         for index, outage in enumerate(self._outages):
-            if outage.node not in self._nodes:
+            if outage.node not in self._machine:
                 raise SimulationError(f"outage of unknown node {outage.node}")
             self._push(outage.down_s, _DOWN, index)
             if math.isfinite(outage.up_s):
@@ -181,13 +175,13 @@ class _Replay:
         if left:
             raise SimulationError(self._stranded())
         runs = tuple(run for of_job in self._done for run in of_job)
-        return Schedule(self._policy.name, self._gpus, runs, self._decisions, self._refused)
+        return Schedule(self._policy.name, self._machine.gpus, runs, self._decisions, self._refused)
 
     def _stranded(self) -> str:
         """Who waits in vain, and the nodes that will never be back, if that may be why."""
         waiting = list(self._rows.facts)
         more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
-        away = [name for name, node in self._nodes.items() if not node.available]
+        away = self._machine.away()
         why = f"; {fold(away)} never came back (outages)" if away else ""
         return (
             f"policy {self._policy.name} never started {', '.join(waiting[:_NAMED])}{more}: "
@@ -251,18 +245,9 @@ class _Replay:
     def _worth_asking(self) -> bool:
         if self._preemptive:
             return bool(self._rows.facts or self._live)
-        return bool(self._rows.facts) and min(self._needs) <= self._free_gpus
+        return bool(self._rows.facts) and min(self._needs) <= self._machine.gpus_free
 
     # -- what happens to jobs and nodes ------------------------------------------------------
-
-    def _pool(self, job: SimJob, hardware: Hardware) -> str:
-        pool = hardware.pool_of(job.gpu_type)
-        if pool not in self._pools:
-            raise SimulationError(
-                f"job {job.job_id} wants GPUs of type {job.gpu_type!r}; "
-                f"the machine has {', '.join(hardware.gpu_types)}"
-            )
-        return pool
 
     def _wait(self, job: SimJob, place: int, since_s: float) -> None:
         self._queued_s[job.job_id] = since_s
@@ -327,33 +312,18 @@ class _Replay:
 
     def _give_back(self, job_id: str, now: float) -> None:
         run = self._done[self._place[job_id]][-1]
-        for name, gpus in run.seats.items():
-            self._book(name, -gpus)
+        self._machine.give_back(run.seats)
         self._rows.gone(job_id)
 
     def _turn(self, name: str, up: bool, now: float) -> bool:
         """A node fails or comes back. A job that loses a node loses all of them."""
-        before = self._away[name]
-        self._away[name] += -1 if up else 1
-        if (before > 0) == (self._away[name] > 0):
+        if not self._machine.outage(name, begins=not up):
             return False
-        node = self._nodes[name]
         if not up:
             for live in [item for item in self._live.values() if name in item.seats]:
                 self._end(live, now, "outage")
-            node = self._nodes[name]
-        state = "IDLE" if up else "DOWN"
-        free = node.gpus_free
-        node = replace(node, available=up, state=state)
-        self._nodes[name] = node
-        self._free_gpus += node.gpus_free - free
+        self._machine.turn(name, up)
         return True
-
-    def _book(self, name: str, gpus: int) -> None:
-        node = self._nodes[name]
-        booked = replace(node, gpus_alloc=node.gpus_alloc + gpus, cpus_alloc=node.cpus_alloc + gpus)
-        self._nodes[name] = booked
-        self._free_gpus += booked.gpus_free - node.gpus_free
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -384,13 +354,13 @@ class _Replay:
         return View(
             snapshot=Picture(
                 now,
-                tuple(self._nodes.values()),
-                self._partitions,
+                self._machine.nodes,
+                self._machine.partitions,
                 queues,
                 tuple(rows.started.values()),
             ),
             facts=rows.facts if self._rides is None else self._rides.offer(rows.facts, fresh),
-            pools=self._pools,
+            pools=self._machine.pools,
             free_at_s=dict(self._expected),
             previous=self._previous,
             running=self._restarts(running, now) if running else {},
@@ -475,12 +445,11 @@ class _Replay:
                 raise SimulationError(f"plan merges {rider} into {key}; nothing is merged here")
             job = self._rides.pair(key, rider)
         configuration, true_s = self._own(job, decision)
-        seats = self._seats(decision, configuration, self._pool_of[key])
+        seats = self._machine.seats(key, configuration, self._pool_of[key], decision.nodes)
         if seats is None:
             self._refused += 1
             return False
-        for name, gpus in seats.items():
-            self._book(name, gpus)
+        self._machine.take(seats)
         live = attempt(
             job,
             configuration,
@@ -516,41 +485,9 @@ class _Replay:
         runs = self._done[self._place[key]]
         return bool(runs) and runs[-1].cause == "done"
 
-    def _seats(
-        self, decision: Decision, configuration: Configuration, pool: str
-    ) -> dict[str, int] | None:
-        """GPUs per node for a start, on the plan's nodes if any; None where no room is."""
-        names = decision.nodes or self._pools[pool]
-        request = Request(decision.job_id, configuration.placement)
-        nodes = (self._nodes[name] for name in names if name in self._nodes)
-        chosen = seat((request,), nodes).seats.get(decision.job_id)
-        if chosen is None:
-            return None
-        return dict(zip(chosen, sorted(configuration.placement, reverse=True), strict=True))
-
 
 _ACTED_ON = frozenset({Verdict.START, Verdict.STOP})
 
 
 def _ceil(now: float, step: float) -> float:
     return max(now, math.ceil(now / step - _SAME) * step)
-
-
-def seats_overlap(runs: Sequence[Run], hardware: Hardware) -> str:
-    """Empty when no node ever holds more GPUs than it has, else where and when it does."""
-    sizes = {node.name: node.gpus for node in hardware.inventory()}
-    used = dict.fromkeys(sizes, 0)
-    for at, gpus, name in _changes(runs):
-        used[name] += gpus
-        if not 0 <= used[name] <= sizes[name]:
-            return f"node {name} holds {used[name]} of {sizes[name]} GPUs at {at:g} s"
-    return ""
-
-
-def _changes(runs: Sequence[Run]) -> Iterator[tuple[float, int, str]]:
-    yield from sorted(
-        (at, sign * gpus, name)
-        for run in runs
-        for name, gpus in run.seats.items()
-        for at, sign in ((run.start_s, 1), (run.end_s, -1))
-    )
