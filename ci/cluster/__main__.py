@@ -13,7 +13,7 @@ from ci.cluster import engine, image, registry
 from ci.cluster.daemon import LOG, start_daemon
 from ci.cluster.errors import ClusterError
 from ci.cluster.harness import Cluster
-from ci.cluster.spec import CONTROLLER, ClusterSpec, ConfValue
+from ci.cluster.spec import CONTROLLER, ClusterSpec, ConfValue, default_suite
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=4)
     up.add_argument("--gpus-per-node", type=int, default=4)
     up.add_argument("--nodes-per-container", type=int, default=4)
-    up.add_argument("--suite", default="trixie", help="Debian suite, which decides Slurm's release")
+    up.add_argument(
+        "--suite", default=default_suite(), help="Debian suite, which decides Slurm's release"
+    )
     up.add_argument("--ranks", action="store_true", help="with torch and MPI in the image")
     up.add_argument("--prefix", default="slurm-ext", help="first part of the cluster's name")
     up.add_argument("--limits", action="store_true", help="enforce associations, QOS and limits")
@@ -99,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
     down.set_defaults(run=_down)
 
     build = commands.add_parser("image", help="make the image if it is missing, and print its tag")
-    build.add_argument("--suite", default="trixie")
+    build.add_argument("--suite", default=default_suite())
     build.add_argument("--ranks", action="store_true", help="with torch and MPI")
     build.set_defaults(run=_image)
     return parser

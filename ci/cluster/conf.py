@@ -20,6 +20,8 @@ from ci.cluster.spec import (
 
 # Each slurmd of a container listens on its own port.
 FIRST_SLURMD_PORT = 17001
+# Where slurmctld keeps what it knows, also after it was killed.
+STATE = "/var/lib/slurm/slurmctld"
 # node.sh makes one directory for each node here.
 NODE_TMP = "/tmp/node"
 QOS_NAMES = ("normal", "small", "preemptible", "high")
@@ -55,7 +57,7 @@ def slurm_conf(spec: ClusterSpec, *, lua: bool) -> str:
         "SlurmUser": "slurm",
         "AuthType": "auth/munge",
         "CredType": "cred/munge",
-        "StateSaveLocation": "/var/lib/slurm/slurmctld",
+        "StateSaveLocation": STATE,
         "SlurmdSpoolDir": "/var/spool/slurmd/%n",
         # The nodes of one container share its /tmp, where mpi/pmix names a directory by user, job
         # and step alone: two nodes of a step that make it in the same moment cannot both start.

@@ -50,6 +50,8 @@ _READY_LIMIT_S = 90.0
 _POLL_S = 0.1
 _ENDING_S = 2.0
 _NEED_RESUME = ("down", "drain", "fail")
+# Once it has read its configuration again, slurmctld runs under the name of Debian's file.
+_CONTROLLER_PROCESS = "slurmctld(-wlm)?"
 _KEY_VALUE = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_/:]*)=")
 
 Progress = Callable[[str], None]
@@ -400,13 +402,28 @@ class Cluster:
 
     def stop_slurmctld(self, *, kill: bool = False) -> None:
         """End slurmctld, orderly or with SIGKILL, and return when it is gone."""
+        if kill:
+            self._save_usage()
         signal = "KILL" if kill else "TERM"
-        self.exec(["pkill", f"-{signal}", "-x", "slurmctld"])
+        self.exec(["pkill", f"-{signal}", "-x", _CONTROLLER_PROCESS])
         self.wait(
-            lambda: self.exec(["pgrep", "-x", "slurmctld"], check=False).rc != 0,
+            lambda: self.exec(["pgrep", "-x", _CONTROLLER_PROCESS], check=False).rc != 0,
             60,
             "end of slurmctld",
         )
+
+    def _save_usage(self) -> None:
+        """Have the usage of all accounts written: 26.05 does not start on a saved state without it.
+
+        slurmctld writes it every five minutes and when it ends or reads its configuration again,
+        so one that is killed younger than that stays down ("No Assoc usage file to recover").
+        """
+        there = ["test", "-s", f"{conf.STATE}/assoc_usage"]
+        if self.exec(there, check=False).rc == 0:
+            return
+        self.exec(["scontrol", "reconfigure"])
+        self.wait(lambda: self.exec(there, check=False).rc == 0, 30, "saved usage of accounts")
+        self.wait(self._controller_answers, 60, "answer of slurmctld")
 
     def start_slurmctld(self) -> None:
         """Start slurmctld and return when it answers."""

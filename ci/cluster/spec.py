@@ -8,11 +8,15 @@ PartitionName).
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 CONTROLLER = "ctl"
 CLUSTER_NAME = "ft"
+SUITE = "trixie"
+# Names another suite for every cluster of a run: `ci/test cluster --suite sid`.
+SUITE_VARIABLE = "SLURM_EXT_SUITE"
 # Ordinary users of the image, with their account; `admin` has AdminLevel=Administrator.
 USERS: Mapping[str, tuple[str, ...]] = {
     "alice": ("vision",),
@@ -23,6 +27,11 @@ ADMIN = "admin"
 DAEMON_USER = "slurm-ext"
 
 ConfValue = str | list[str] | None
+
+
+def default_suite() -> str:
+    """The suite that this run's clusters have."""
+    return os.environ.get(SUITE_VARIABLE) or SUITE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +46,8 @@ class ClusterSpec:
     cpus_per_node: int = 32
     memory_mib_per_node: int = 256_000
     gpu_type: str = "v100"
-    # Debian suite of the image; it decides Slurm's release (trixie = 24.11).
-    suite: str = "trixie"
+    # Debian suite of the image; it decides Slurm's release (trixie: 24.11, sid: 26.05).
+    suite: str = field(default_factory=default_suite)
     # The image with torch and MPI, for jobs that really train.
     ranks: bool = False
     name_prefix: str = "slurm-ext"

@@ -1,31 +1,37 @@
 """``slurm-ext queue --attempts``: one line per start of a job, the oldest first.
 
 What is shown is what the job's own ``ft-run`` recorded, and of the attempt that runs what it has
-reported so far; a job without ``ft-run`` has no lines here.
+reported so far; a job without ``ft-run`` has no lines here. A script with several steps under
+``ft-run`` has a line for each, numbered as Slurm does: 0.1 is step 1 of attempt 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from slurm_ext.cli.tabular import Column
-from slurm_ext.domain.attempt import Attempt
+from slurm_ext.domain.attempt import Attempt, StepRecord
 from slurm_ext.domain.document import PlanDocument, Truth
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.spans import moment, span
 
-DEFAULT_FORMAT = "%.10i %.4n %.19S %.11e %.5g %12N %.9b %.9l %.9c %.4x %12C %R"
+DEFAULT_FORMAT = "%.10i %.5n %.19S %.11e %.5g %12N %.9b %.9l %.9c %.4x %12C %R"
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One attempt of one job. ``before`` is the attempt before it."""
+    """One attempt of one job, or one step of it. ``before`` is the attempt before it.
+
+    ``number`` is how it is called; ``over`` says that nobody will write its end any more.
+    """
 
     job_id: str
     attempt: Attempt
     before: Attempt | None
     now: float
+    number: str
+    over: bool = False
 
 
 def starts(documents: Iterable[PlanDocument], now: float) -> Iterator[Start]:
@@ -33,8 +39,27 @@ def starts(documents: Iterable[PlanDocument], now: float) -> Iterator[Start]:
     for document in documents:
         before: Attempt | None = None
         for attempt in document.attempts:
-            yield Start(document.job_id, with_report(attempt, document.truth), before, now)
+            for part in parts(with_report(attempt, document.truth)):
+                name = f"{part.number}.{part.step}" if attempt.steps else str(part.number)
+                over = attempt.ended_s is not None
+                yield Start(document.job_id, part, before, now, name, over)
             before = attempt
+
+
+_STEP_FIELDS = [field.name for field in fields(StepRecord)]
+
+
+def parts(attempt: Attempt) -> list[Attempt]:
+    """The steps of an attempt, each as if it were one by itself, in order of their numbers."""
+    if not attempt.steps:
+        return [attempt]
+    plain = replace(attempt, steps=())
+    blank = Attempt(attempt.number, attempt.started_s, attempt.gpus)
+    others = [
+        replace(blank, **{name: getattr(step, name) for name in _STEP_FIELDS})
+        for step in attempt.steps
+    ]
+    return sorted((plain, *others), key=lambda part: part.step)
 
 
 def with_report(attempt: Attempt, report: Truth | None) -> Attempt:
@@ -50,12 +75,14 @@ def with_report(attempt: Attempt, report: Truth | None) -> Attempt:
 
 def _elapsed(row: Start) -> str:
     ended = row.attempt.ended_s if row.attempt.ended_s is not None else row.now
+    if row.over and row.attempt.ended_s is None:
+        return "-"
     return span(max(0.0, ended - row.attempt.started_s))
 
 
 def _cause(row: Start) -> str:
     if row.attempt.ended_s is None:
-        return "-"
+        return "unknown" if row.over else "-"
     return row.attempt.cause.value if row.attempt.cause is not None else "unknown"
 
 
@@ -77,7 +104,11 @@ def _ended(row: Start) -> str:
 
 LETTERS: dict[str, Column[Start]] = {
     "i": Column("JOBID", lambda r: r.job_id, "job id"),
-    "n": Column("NR", lambda r: str(r.attempt.number), "number of the attempt, from 0"),
+    "n": Column(
+        "NR",
+        lambda r: r.number,
+        "number of the attempt, from 0, and of its step where it has several",
+    ),
     "S": Column("START", lambda r: moment(r.attempt.started_s, r.now), "start"),
     "E": Column("END", _ended, "end"),
     "e": Column("ELAPSED", _elapsed, "run time"),

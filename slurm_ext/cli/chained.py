@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_ext.cli import standing
 from slurm_ext.domain.attempt import Attempts
-from slurm_ext.domain.errors import ProtocolError, SlurmCommandError
+from slurm_ext.domain.errors import DataError, ProtocolError
 from slurm_ext.domain.request import ATTEMPTS_PREFIX, SUFFIX
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.requeue.attempts import load
@@ -22,8 +23,6 @@ from slurm_ft.switch.standing import ChainStanding, End, read_standing
 from slurm_ft.train.task import Task
 
 _JOB = re.compile(r"\d+(_\d+)?\Z", re.ASCII)
-# States of a job whose program may be there.
-_THERE = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "STOPPED", "SIGNALING", "STAGE_OUT"})
 _SOON_S = 10.0
 
 
@@ -153,12 +152,7 @@ def _attempt_gone(chain: ChainState, now: ChainStanding) -> Gone | None:
 def _job_gone(job_id: str, runner: CommandRunner) -> Gone | None:
     """By Slurm: a job that was killed with all that belongs to it has told nothing."""
     try:
-        answer = runner.run(["squeue", "-h", "-j", job_id, "-o", "%T"], check=False)
-    except SlurmCommandError:
-        return None  # Slurm is not here, or does not answer
-    if answer.rc:
-        return Gone(back=False) if "Invalid job id" in answer.stderr else None
-    states = set(answer.stdout.split())
-    if states & _THERE:
-        return None
-    return Gone(back="PENDING" in states or "CONFIGURING" in states or "REQUEUED" in states)
+        found = standing.look(job_id, runner, warn=False)
+    except DataError:
+        return None  # of an array's tasks nobody knows which one is meant
+    return Gone(back=found.waits) if found.gone or found.waits else None

@@ -11,12 +11,15 @@ import argparse
 import os
 import re
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from slurm_ext.cli import check_visitor
 from slurm_ext.cli.backend import open_backend
 from slurm_ext.cli.check_requeue import longest_save_s, requeue_questions, victims_of
+from slurm_ext.cli.check_visitor import Visitor, visitor
 from slurm_ext.cli.checkline import Level as Level
 from slurm_ext.cli.checkline import Line as Line
 from slurm_ext.cli.checkline import advice as _advice
@@ -34,7 +37,9 @@ from slurm_ext.control.spool import Spool
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.request import PLANS
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.domain.spans import counted
 from slurm_ext.estimate.table import load_index
+from slurm_ext.slurm.backend import Backend
 from slurm_ext.slurm.facts import Identity, SlurmConfig
 from slurm_ext.slurm.process import CommandRunner
 
@@ -45,7 +50,8 @@ _DEFAULT_BF_MAX_JOB_TEST = 500
 _DEFAULT_QUEUE_DEPTH = 100
 DEFAULT_GRACE_S = 5.0  # of the Lua module, where config.lua does not say otherwise
 OLDEST_RELEASE = (22, 5)
-TESTED_RELEASE = (24, 11)
+TESTED_RELEASES = ((24, 11), (26, 5))
+ON_SLURMCTLD = "look on slurmctld's machine"
 # Slurm stamps whole seconds, so a clock that is right may seem a second off.
 MAX_SKEW_S = 2.0
 _SHARED_FILE_SYSTEMS = frozenset(
@@ -59,8 +65,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "check",
         help="is everything set up? each line ok or how to mend it",
         description="Look at configuration, rights, Slurm, plugin, Lua module, tables, spool and"
-        " clocks. Run it as the daemon's user on the daemon's machine. Exit code 1 when a line"
-        " says mend.",
+        " clocks. Run it as the daemon's user on the daemon's machine; what somebody else cannot"
+        " see is called unseen. Exit code 1 when a line says mend.",
     )
     add_config_options(parser)
     parser.set_defaults(run=run)
@@ -71,18 +77,26 @@ def run(args: argparse.Namespace) -> int:
     config = load_config(args.config, overrides=args.overrides)
     acting = sorted(name for name, settings in config.partitions.items() if settings.act)
     words = f"acting in {', '.join(acting)}" if acting else "observing only"
+    who = visitor(config)
     lines = [_ok("configuration", f"policy {config.policy}, {words}")]
-    lines += _local(config)
-    lines += _slurm(config)
+    lines += _local(config) if who is None else _local_seen(config, who)
+    lines += _slurm(config, who)
     for line in lines:
         print(line)
+    hidden = sum(line.level is Level.UNSEEN for line in lines)
+    if who is not None and hidden:
+        print(
+            f"slurm-ext: {counted(hidden, 'line')} not visible to {who.user}; run as root or"
+            f" {who.daemon} for the whole check",
+            file=sys.stderr,
+        )
     return 1 if any(line.level is Level.MEND for line in lines) else 0
 
 
 # -- Slurm ---------------------------------------------------------------------------------------
 
 
-def _slurm(config: Config) -> Iterator[Line]:
+def _slurm(config: Config, who: Visitor | None = None) -> Iterator[Line]:
     backend = open_backend(config)
     runner = CommandRunner(config.command_timeout_s)
     try:
@@ -92,14 +106,28 @@ def _slurm(config: Config) -> Iterator[Line]:
         return
     yield from slurm_questions(slurm, config)
     for name, ask in (
-        ("rights", lambda: rights(backend.identity())),
+        ("rights", lambda: _rights(backend, who)),
         ("queue", lambda: cluster_questions(backend.snapshot(), config)),
         ("requeueing", lambda: requeueing(slurm, config, backend.snapshot(), runner)),
         ("plugin", lambda: plugin(runner)),
         ("clock", lambda: clock(runner)),
     ):
         yield from _asked(name, ask)
-    yield from lua(slurm, config)
+    for line in lua(slurm, config):
+        yield line if who is None else _lua_seen(line, who)
+
+
+def _rights(backend: Backend, who: Visitor | None) -> Iterator[Line]:
+    if who is None:
+        return rights(backend.identity())
+    return iter([who.cannot_see("rights", f"what {who.daemon} may do in Slurm")])
+
+
+def _lua_seen(line: Line, who: Visitor) -> Line:
+    """A file of slurmctld's that another user may read, or that lies on another machine."""
+    if line.level is Level.ADVICE and line.fix == ON_SLURMCTLD:
+        return who.cannot_see(line.name, line.found)
+    return line
 
 
 def requeueing(
@@ -160,8 +188,8 @@ def slurm_questions(slurm: SlurmConfig, config: Config) -> Iterator[Line]:
 def _release(slurm: SlurmConfig) -> Line:
     if slurm.release < OLDEST_RELEASE:
         return _mend("slurm", slurm.version or "unknown version", "22.05 or newer is needed")
-    if slurm.release != TESTED_RELEASE:
-        tested = ".".join(f"{n:02d}" for n in TESTED_RELEASE)
+    if slurm.release not in TESTED_RELEASES:
+        tested = " and ".join(f"{year:02d}.{month:02d}" for year, month in TESTED_RELEASES)
         return _advice("slurm", slurm.version, f"tested with {tested}; observe before acting")
     return _ok("slurm", slurm.version)
 
@@ -272,7 +300,7 @@ def lua(slurm: SlurmConfig, config: Config) -> Iterator[Line]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as exc:
-        yield _advice("Lua module", f"{path}: {exc.strerror}", "look on slurmctld's machine")
+        yield _advice("Lua module", f"{path}: {exc.strerror}", ON_SLURMCTLD)
         return
     if "slurm_ext" in text:
         yield _ok("Lua module", f"{path} calls it")
@@ -291,7 +319,7 @@ def grace(path: Path, ours_s: float) -> Line:
     except FileNotFoundError:
         text = ""
     except OSError as exc:
-        return _advice("submit grace", f"{path}: {exc.strerror}", "look on slurmctld's machine")
+        return _advice("submit grace", f"{path}: {exc.strerror}", ON_SLURMCTLD)
     code = re.sub(r"--.*", "", text)  # Lua's comments
     found = re.search(r"\bsubmit_grace_s\s*=\s*([0-9.]+)", code)
     if found is not None:
@@ -327,14 +355,27 @@ def clock(runner: CommandRunner) -> Iterator[Line]:
 # -- this machine --------------------------------------------------------------------------------
 
 
-def _local(config: Config) -> Iterator[Line]:
+def _local_seen(config: Config, who: Visitor) -> Iterator[Line]:
+    """The same as an ordinary user sees it."""
+    yield check_visitor.as_seen(who, "throughput table", config.table, table(config))
+    yield check_visitor.journal(config, who)
+    yield check_visitor.spool(config, who, spool(config))
+    yield from check_visitor.daemon(config, who)
+
+
+def table(config: Config) -> Line:
+    """Are there measurements to estimate from?"""
     try:
         index = load_index(config.table)
-        yield _ok("throughput table", f"{config.table}: {index.rows} rows")
     except (DataError, SourceMissingError) as exc:
-        yield _mend(
+        return _mend(
             "throughput table", str(exc), f"slurm-ext table import --starter (into {config.table})"
         )
+    return _ok("throughput table", f"{config.table}: {index.rows} rows")
+
+
+def _local(config: Config) -> Iterator[Line]:
+    yield table(config)
     yield journal(config)
     yield spool(config)
     yield heartbeat(config)

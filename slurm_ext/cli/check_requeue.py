@@ -98,15 +98,17 @@ def _preemption(
 
 def _own_requeues(slurm: SlurmConfig) -> Line:
     """Slurm counts the end of a job within a preemption's grace as a launch that failed."""
-    text = slurm.scheduler_parameters.get("max_batch_requeue", "")
+    text = slurm.get("MaxBatchRequeue")
     most = int(text) if text.isdigit() else DEFAULT_MAX_BATCH_REQUEUE
     if most < ENOUGH_BATCH_REQUEUES:
         return advice(
-            "max_batch_requeue",
+            "MaxBatchRequeue",
             f"{most}: Slurm holds a job that has left in good order within the grace so often",
-            f"add max_batch_requeue={ENOUGH_BATCH_REQUEUES} to SchedulerParameters",
+            f"set MaxBatchRequeue={ENOUGH_BATCH_REQUEUES}"
+            if text
+            else "this release has no MaxBatchRequeue: scontrol release lets such a job go on",
         )
-    return ok("max_batch_requeue", str(most))
+    return ok("MaxBatchRequeue", str(most))
 
 
 def _grace(victim: Victim, save_s: float | None, kill_wait_s: int) -> Line:

@@ -12,6 +12,7 @@ class Level(StrEnum):
     OK = "ok"
     ADVICE = "advice"
     MEND = "mend"
+    UNSEEN = "unseen"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ def ok(name: str, found: str) -> Line:
 def mend(name: str, found: str, fix: str) -> Line:
     """Something does not work until this is mended."""
     return Line(name, Level.MEND, found, fix)
+
+
+def unseen(name: str, found: str, fix: str) -> Line:
+    """Out of sight of whoever asks: neither right nor wrong."""
+    return Line(name, Level.UNSEEN, found, fix)
 
 
 def advice(name: str, found: str, fix: str) -> Line:

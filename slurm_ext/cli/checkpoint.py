@@ -21,9 +21,9 @@ from typing import Any
 
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.domain.codec import plain
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import DataError, SlurmCommandError
 from slurm_ext.domain.spans import counted, moment, span
-from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.checkpoint.blocks import ROOTS, BlockStore
 from slurm_ft.checkpoint.collect import DEFAULT_GRACE_S, Collected, collect, leftovers
@@ -141,7 +141,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--older-than",
         metavar="TIME",
         default=span(DEFAULT_GRACE_S),
-        help="spare what a save has wanted within this time, written as Slurm does (default:"
+        help="spare what a save has wanted within this time, e.g. 12h or 2d (default:"
         f" {span(DEFAULT_GRACE_S)}); it must be longer than the longest save",
     )
     gc.set_defaults(run=run_gc)
@@ -168,7 +168,9 @@ def run_ls(args: argparse.Namespace) -> int:
         return 0
     rows = [row for listing in listings for row in _rows(listing, root)]
     for line in render(rows, pieces, LETTERS, header=not args.noheader):
-        print(line)
+        print(line, flush=True)
+    if not rows:
+        print(f"slurm-ext: {root}: no checkpoint yet", file=sys.stderr)
     return 0
 
 
@@ -226,11 +228,9 @@ def _verdict(line: str, reasons: Sequence[str]) -> None:
 def run_gc(args: argparse.Namespace) -> int:
     """Free what may go."""
     try:
-        grace_s = float(parse_walltime(args.older_than))
+        grace_s = parse_duration(args.older_than)
     except ValueError as exc:
-        raise DataError(
-            f"--older-than={args.older_than}", str(exc), "write it as Slurm does, e.g. 2-00:00:00"
-        ) from exc
+        raise DataError(f"--older-than={args.older_than}", str(exc), f"write {FORMS}") from exc
     words: Sequence[str | None] = args.place or [os.environ.get(BLOCK_STORE)]
     would = "would be " if args.dry_run else ""
     for word in words:

@@ -24,7 +24,7 @@ from slurm_ext.cli.explain import is_stale
 from slurm_ext.cli.foretold import Forecast, as_document, tell
 from slurm_ext.cli.lenient import LenientBackend
 from slurm_ext.cli.trial import Trial, submitter, try_out
-from slurm_ext.control.barred import above_partition
+from slurm_ext.control.barred import foresee_bar
 from slurm_ext.control.config import Config, load_config
 from slurm_ext.control.observe import Observation, Observer
 from slurm_ext.control.permits import SlurmFacts, facts_from
@@ -41,6 +41,7 @@ from slurm_ext.domain.errors import (
 from slurm_ext.domain.forms import form_of
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.options import OPTIONS
+from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.request import table_path
 from slurm_ext.domain.script import BatchScript, parse_script
 from slurm_ext.domain.spans import about
@@ -59,7 +60,7 @@ _HETEROGENEOUS = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\b", re.MULTILINE)
 
 
 def foresee(path: Path, config_path: Path | None, *, as_json: bool = False) -> int:
-    """Tell about a script that is not submitted yet; 1 where it would be refused."""
+    """Tell about a script that is not submitted yet; 1 where it would be refused or never start."""
     # Observing logs what it cannot read; here the same is told as a note.
     logging.getLogger("slurm_ext").addHandler(logging.NullHandler())
     config = _with_readable_table(load_config(config_path))
@@ -71,7 +72,7 @@ def foresee(path: Path, config_path: Path | None, *, as_json: bool = False) -> i
     else:
         for line in tell(found):
             print(line)
-    return 1 if found.refused else 0
+    return 1 if found.refused or found.never else 0
 
 
 def _with_readable_table(config: Config) -> Config:
@@ -122,10 +123,21 @@ def forecast(
         job = replace(job, partitions=(trial.partition,))
     if _HETEROGENEOUS.search(_header(text)):
         job = replace(job, het_job_id=0)
-    above = above_partition(job, seen.snapshot.partitions)
-    more = [f"Slurm takes it, and may never start it: {above}"] if above else []
-    if unknown:
-        more.append(unknown)
+    more = [unknown] if unknown else []
+    bar = foresee_bar(
+        job,
+        seen.snapshot,
+        enforced=seen.slurm.enforces_limits,
+        qos_known=f"qos:{job.qos}" in seen.snapshot.limits
+        or not seen.slurm.get("AccountingStorageType").endswith("slurmdbd"),
+        timed="time" in script.options,
+    )
+    if bar is not None and bar.unless:
+        more.append(f"unless {bar.unless}, Slurm takes it and never starts it: {bar.why}")
+    elif bar is not None:
+        # What Slurm will say, so that what decides here is what will decide then.
+        job = replace(job, reason=bar.reason)
+        base = replace(base, barred=bar.why)
     base = replace(base, job=job, notes=(*base.notes, *more))
     if "lua" not in seen.slurm.job_submit_plugins:
         # What the Lua module would have recorded is missing: such jobs are ordered at most.
@@ -156,9 +168,17 @@ def _planned(
         )
         whole = None
     told = foretell(seen, facts_from(seen.slurm), job, directive, documents, whole, config)
+    document = replace(told.document, notes=())
+    if base.barred and document.decision.verdict is Verdict.LEAVE:
+        # The daemon's words name a job that can be changed; this one is not submitted yet.
+        document = replace(
+            document,
+            decision=replace(document.decision, reason=base.barred),
+            permit=replace(document.permit, reasons=(base.barred,)),
+        )
     return replace(
         base,
-        document=replace(told.document, notes=()),
+        document=document,
         acts=told.acts,
         others=told.others,
         whole=whole,

@@ -6,7 +6,6 @@ the two say the same thing.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from slurm_ext.cli.explain import (
     considered_lines,
     estimate_lines,
     place_line,
+    shown,
     solve_line,
     start_line,
     starts_now,
@@ -43,10 +43,11 @@ _FORMS = {
 class Forecast:
     """Everything that is known about a script that is not submitted.
 
-    ``left`` says why it would not be planned at all. ``document`` is the plan document that it
-    would get, ``None`` where it would be refused or is not planned. ``where_known`` is false where
-    Slurm could not be asked, so that the document holds estimates only. ``acts`` tells whether the
-    daemon would carry the plan out.
+    ``left`` says why it would not be planned at all, ``barred`` why Slurm would not start it as
+    submitted, whatever becomes free. ``document`` is the plan document that it would get, ``None``
+    where it would be refused or is not planned. ``where_known`` is false where Slurm could not be
+    asked, so that the document holds estimates only. ``acts`` tells whether the daemon would carry
+    the plan out.
     """
 
     script: str
@@ -55,6 +56,7 @@ class Forecast:
     submitted: RequestedShape | None = None
     kind: ShapeKind = ShapeKind.FIXED
     left: str = ""
+    barred: str = ""
     job: Job | None = None
     document: PlanDocument | None = None
     where_known: bool = True
@@ -69,6 +71,16 @@ class Forecast:
         """Whether a submission would fail."""
         return self.trial.accepted is False
 
+    @property
+    def never(self) -> str:
+        """Why it would be queued and not be started, whatever becomes free; empty where it may.
+
+        One that the daemon would give another size is started in that.
+        """
+        document = self.document
+        planned = document is not None and document.decision.verdict is not Verdict.LEAVE
+        return "" if self.refused or (planned and self.acts) else self.barred
+
 
 def tell(found: Forecast) -> Iterator[str]:
     """The forecast, line by line. Pure."""
@@ -82,7 +94,10 @@ def tell(found: Forecast) -> Iterator[str]:
             yield f"          {words}"
     yield from _asked(found)
     document = found.document
-    if document is None:
+    if found.never:
+        why = found.left or "planned, it would keep GPUs idle"
+        yield f"  Plan    slurm-ext would leave it to Slurm: {why}"
+    elif document is None:
         yield f"  Plan    slurm-ext would leave it to Slurm: {found.left}"
         yield from _slurm_line(found)
     else:
@@ -92,7 +107,7 @@ def tell(found: Forecast) -> Iterator[str]:
         if document.decision.verdict is not Verdict.LEAVE:
             yield from estimate_lines(document.decision)
         yield from considered_lines(document)
-        if found.where_known:
+        if found.where_known and document.decision.verdict is not Verdict.LEAVE:
             yield from terms_lines(document)
             yield from _basis(found, document)
     for note in found.notes:
@@ -105,7 +120,10 @@ def _headline(found: Forecast) -> str:
         return f"{name}: would be refused: {trial.words[0]}"
     if trial.accepted is None:
         why = trial.words[0] if trial.words else "sbatch could not be asked"
-        return f"{name}: its options are right; whether Slurm would take it is not known: {why}"
+        text = f"{name}: its options are right; whether Slurm would take it is not known: {why}"
+        return f"{text}; it would never start: {found.never}" if found.never else text
+    if found.never:
+        return f"{name}: would be accepted, and never started: {found.never}"
     return f"{name}: would be accepted"
 
 
@@ -113,7 +131,8 @@ def _asked(found: Forecast) -> Iterator[str]:
     shape, job = found.submitted, found.job
     if shape is None:
         return
-    text = f"  Asks    {counted(shape.gpus, 'GPU')} on {counted(shape.nodes, 'node')}"
+    gpus = counted(shape.gpus, "GPU") if shape.gpus else "no GPUs"
+    text = f"  Asks    {gpus} on {counted(shape.nodes, 'node')}"
     if _FORMS[found.kind]:
         text += f", {_FORMS[found.kind]}"
     if job is not None and found.where_known:
@@ -164,13 +183,17 @@ def _now(found: Forecast, document: PlanDocument) -> Iterator[str]:
 
 def _slurm_line(found: Forecast) -> Iterator[str]:
     trial = found.trial
+    if found.barred:
+        yield f"  Alone   Slurm by itself would never start it as submitted: {found.barred}"
+        return
     if trial.start_s is None:
         return
     left = trial.start_s - found.now
     when = f"in {about(left)}" if left > _AT_ONCE_S else "at once"
     yield (
-        f"  Alone   Slurm by itself would start it {when} on {trial.nodes} as submitted, other"
-        " waiting jobs not counted"
+        f"  Alone   Slurm by itself expects to start it {when} on {trial.nodes} as submitted; for"
+        " jobs ahead of it in the partition it adds their time limits, spread over all CPUs, even"
+        " for those that it never starts"
     )
 
 
@@ -196,12 +219,13 @@ def as_document(found: Forecast) -> dict[str, object]:
         "script": found.script,
         "accepted": found.trial.accepted,
         "messages": list(found.trial.words),
+        "never_starts": found.never or None,
         "submitted": plain(found.submitted),
         "shape": found.kind.value,
         "slurm_start_s": found.trial.start_s,
         "slurm_nodes": found.trial.nodes,
         "acts": found.acts,
         "starts_known": found.where_known,
-        "plan": None if document is None else json.loads(document.to_json()),
+        "plan": None if document is None else shown(document),
         "notes": list(found.notes),
     }

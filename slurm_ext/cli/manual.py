@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from slurm_ext.cli.main import COMMANDS, build_parser
-from slurm_ext.cli.manual_launch import launch_page
+from slurm_ext.cli.manual_launch import TIMES, launch_page
 from slurm_ext.cli.manual_simulate import examples, replay_files
 from slurm_ext.cli.roff import (
     bold,
@@ -211,13 +211,15 @@ def users_page() -> list[str]:
         ".PP",
         marked(
             "Slurm is asked by these: `slurm-ext explain --script` reads the queue as `squeue`"
-            " does and asks `sbatch --test-only`; `slurm-ext explain` and `slurm-ext queue -j` ask"
-            " for the state of a job that has no plan; `slurm-ext pause` and `slurm-ext resume` ask"
-            " for the job's state and, where needed, its owner, signal it, and set the start of"
-            " one that gave its GPUs back; `slurm-ext chain` asks whether a job that has not told"
-            " its end is still there; `slurm-ext checkpoint` asks for the directory that a"
-            " job was submitted from, where it is given a job; `slurm-ext table profile` submits"
-            " a job."
+            " does and asks `sbatch --test-only`, for which slurmctld uses up one job id each time"
+            " (no job comes to be, but the number is gone); `slurm-ext explain` and"
+            " `slurm-ext queue -j` ask for the state of a job that has no plan, `slurm-ext explain`"
+            " also the accounting (`sacct`) for one that has left the queue; `slurm-ext pause` and"
+            " `slurm-ext resume` ask for the job's state and, where needed, its owner and its end,"
+            " signal it, and set the start of one that gave its GPUs back; `slurm-ext chain` asks"
+            " whether a job that has not told its end is still there; `slurm-ext checkpoint` asks"
+            " for the directory that a job was submitted from, where it is given a job;"
+            " `slurm-ext table profile` submits a job."
         ),
         ".PP",
         marked(
@@ -227,6 +229,8 @@ def users_page() -> list[str]:
         ),
         ".SH COMMANDS",
         *_commands(names),
+        ".SH TIMES",
+        marked(TIMES),
         *_exit_status(),
         *_environment(),
         ".SH FILES",

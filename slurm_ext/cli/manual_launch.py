@@ -25,6 +25,16 @@ _EXAMPLE = (
 )
 
 
+# On the page of each command that has options with a time.
+TIMES = (
+    "Every option that takes a TIME takes it in one form: a plain number is seconds, `s`, `m`, `h`"
+    " and `d` behind a number are its unit (`90s`, `10m`, `1.5h`, `2d`), and `MM:SS`, `HH:MM:SS`,"
+    " `D-HH`, `D-HH:MM` and `D-HH:MM:SS` are read as Slurm reads them. Only the `--ft-*` options"
+    " of sbatch, which stand beside `--time`, follow Slurm alone: there a plain number is minutes,"
+    " and there are no letters."
+)
+
+
 def _option(option: Option) -> list[str]:
     tag = bold(f"--{option.name}")
     if option.metavar:
@@ -113,6 +123,16 @@ def launch_page() -> list[str]:
         ".SH OPTIONS",
         text("An option given on the command line goes before its environment variable."),
         *(line for option in OPTIONS for line in _option(option)),
+        ".SH TIMES",
+        marked(TIMES),
+        ".PP",
+        marked(
+            "Variables that stand for such an option (`FT_GRACE_S`, `FT_COLLECTIVE_TIMEOUT_S`,"
+            " `FT_CHECKPOINT_INTERVAL`), and `FT_INIT_TIMEOUT_S`, `FT_PAUSE_MOVE_S`, `FT_MTBF_S`"
+            " and `FT_PROGRESS_INTERVAL_S`, take the same; the program finds them in seconds where"
+            " `ft-run` gives them. Bounds as in `--checkpoint-interval=2m-30m` know no days before"
+            " a dash."
+        ),
         ".SH ARGUMENTS FROM THE PLAN",
         text(
             "In --ft-arg, {NAME} stands for one of: "

@@ -20,13 +20,23 @@ from slurm_ext.cli import standing
 from slurm_ext.control.config import load_config
 from slurm_ext.control.spool import read_cluster
 from slurm_ext.domain.attempt import Attempt
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import (
     DataError,
     ProtocolError,
     SlurmCommandError,
     SourceMissingError,
 )
-from slurm_ext.domain.pausing import LONGEST_HOLD_S, PAUSE, STATUS, PauseAnswer, PauseAsk, Rung
+from slurm_ext.domain.pausing import (
+    LONGEST_HOLD_S,
+    PAUSE,
+    STATUS,
+    UNDER_WAY,
+    PauseAnswer,
+    PauseAsk,
+    Rung,
+    last_pause,
+)
 from slurm_ext.domain.spans import moment, span
 from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.slurm.cli_backend import CliBackend
@@ -35,8 +45,6 @@ from slurm_ft.pause import asking
 from slurm_ft.pause.protocol import End
 
 _JOB = re.compile(r"\d+(_\d+)?\Z")
-_TIME = re.compile(r"(\d+(?:\.\d+)?)([smhd])\Z")
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 # ft-run looks by itself every few seconds where the signal was lost.
 FIRST_ANSWER_S = 15.0
 # Beyond the time until the first rank is at a safe point: acknowledging, releasing, saving.
@@ -48,6 +56,8 @@ _CYCLES = 3.0
 # For what only adds words, or what ft-run finds out by itself: a controller that is away answers
 # nothing, and a signal to a suspended job waits for its end.
 _SOON_S = 5.0
+# A job with a signal on its way runs all the same.
+_RUNNING = frozenset({"RUNNING", "SIGNALING"})
 _AS_ROOT = "start it, or ask as root or as the daemon's user"
 
 
@@ -64,8 +74,7 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--for",
         dest="hold",
         metavar="TIME",
-        help="resume by itself after this time, e.g. 90s, 10m, 2h, or as Slurm writes times, where"
-        " a bare number is minutes (default: 10m)",
+        help="resume by itself after this time, e.g. 90s, 10m, 2h (default: 10m)",
     )
     parser.add_argument(
         "--release",
@@ -105,8 +114,7 @@ def run(args: argparse.Namespace) -> int:
     if args.status and found.state == standing.PENDING:
         return _tell_pending(args, found, runner)
     if found.obstacle:
-        print(f"slurm-ext: job {job_id}: {found.obstacle}", file=sys.stderr)
-        return 1
+        raise standing.refusal(found, PAUSE, runner)
     place, first_s = find_place(args, job_id, runner)
     verb = STATUS if args.status else PAUSE
     ask = asking.new_ask(job_id, verb, rung=rung, wait_s=wait_s, hold_s=hold_s)
@@ -120,6 +128,7 @@ def run(args: argparse.Namespace) -> int:
         lambda answer: bool(answer.end) or answer.stage == "held",
         first_s=first_s,
         limit_s=wait_s + _BEYOND_S,
+        over=lambda: standing.over(job_id, runner),
     )
     if answer is not None and answer.end == End.SAVED:
         return _keep_waiting(job_id, hold_s, runner)
@@ -141,8 +150,9 @@ def find_place(
     if owner == uid:
         raise DataError(
             f"job {job_id}",
-            "has no state directory of ft-run below your home",
-            "name it with --state-dir, if the job runs under ft-run",
+            f"has no state directory of ft-run below {Path.home()}",
+            "only what srun ft-run starts can be paused: start its program so, or name the"
+            " directory with --state-dir",
         )
     config = load_config(args.config)
     spool = Path(config.spool)
@@ -203,7 +213,11 @@ def owner_of(job_id: str, runner: CommandRunner) -> int:
     rows = runner.run(["squeue", "-h", "-j", job_id, "-o", "%U %i"]).stdout.splitlines()
     fields = [row.split() for row in rows if row.strip()]
     if not fields or not fields[0][0].isdigit():
-        raise DataError(f"job {job_id}", "is not in the queue", "only a running job can be paused")
+        raise DataError(
+            f"job {job_id}",
+            "is not in the queue",
+            f"only a running job can be paused; sacct -j {job_id} tells how it ended",
+        )
     names = [row[1] for row in fields if len(row) > 1]
     if names and names != [job_id]:
         raise DataError(
@@ -231,14 +245,12 @@ def check_job(text: str) -> str:
 
 
 def seconds(option: str, text: str) -> float:
-    """A time as people write it, or as Slurm does."""
-    short, longest = _TIME.match(text), span(LONGEST_HOLD_S)
+    """A time above 0 that a pause may last."""
+    longest = span(LONGEST_HOLD_S)
     try:
-        found = float(short[1]) * _UNITS[short[2]] if short else float(parse_walltime(text))
+        found = parse_duration(text)
     except ValueError as exc:
-        raise DataError(
-            f"{option}={text}", "is not a time", "write it as in 90s, 10m, 2h or 1:00:00"
-        ) from exc
+        raise DataError(f"{option}={text}", f"is refused: {exc}", f"write {FORMS}") from exc
     if not 0 < found <= LONGEST_HOLD_S:
         raise DataError(
             f"{option}={text}", "is out of bounds", f"give more than 0 and at most {longest}"
@@ -257,7 +269,7 @@ def silence(job_id: str, runner: CommandRunner) -> str:
     states = sorted(set(done.stdout.split()))
     if done.rc:
         return f"nobody answers: {done.stderr.strip()[:200]}"
-    if states == ["RUNNING"]:
+    if set(states) <= _RUNNING and states:
         return "nobody answers. Does it run under ft-run?"
     return f"nobody answers: it is {' and '.join(states) or 'not in the queue'}"
 
@@ -298,7 +310,16 @@ def _tell(job_id: str, ask: PauseAsk, answer: PauseAnswer | None, runner: Comman
         End.UNDECIDED.value: "not known: the store of the job does not answer",
     }.get(answer.end, f"still {answer.stage}")
     who = f" ({answer.ranks})" if answer.ranks else ""
-    print(f"slurm-ext: job {job_id}: {word}: {answer.reason}{who}", file=sys.stderr)
+    why = answer.reason
+    if not answer.end and (gone := standing.look(job_id, runner).obstacle):
+        # It said that it was asked, and was gone before it could say what came of it.
+        word, why = "not paused", why or f"the job {gone}"
+    if answer.end == End.REFUSED and why.endswith(UNDER_WAY):
+        why += (
+            f"; slurm-ext resume {job_id} ends it, and slurm-ext pause --status {job_id} tells how"
+            " long it lasts"
+        )
+    print(f"slurm-ext: job {job_id}: {word}{': ' if why else ''}{why}{who}", file=sys.stderr)
     return 1
 
 
@@ -339,18 +360,15 @@ def status_lines(job_id: str, answer: PauseAnswer, now: float) -> Iterator[str]:
 
 def _tell_pending(args: argparse.Namespace, found: standing.Standing, runner: CommandRunner) -> int:
     job_id = found.job_id
-    left = standing.last_pause(attempts_of(args, job_id, runner))
+    left = last_pause(attempts_of(args, job_id, runner))
     if left is None:
         print(f"job {job_id}: {found.obstacle}; no pause has put its start off")
         return 0
-    attempt, paused = left
-    assert attempt.ended_s is not None
-    # Slurm's begin time was written once the job was in the queue: a little after its end.
-    at_s = max(attempt.ended_s + paused.hold_s, found.begin_s or 0.0)
-    at = moment(at_s, time.time())
-    step = "" if attempt.saved_step is None else f" at step {attempt.saved_step}"
+    at = moment(left.until_s(found.begin_s), time.time())
+    saved = left.attempt.saved_step
+    step = "" if saved is None else f" at step {saved}"
     print(
-        f"job {job_id}: {paused.words}: saved{step} and requeued; it starts at {at} at the"
+        f"job {job_id}: {left.paused.words}: saved{step} and requeued; it starts at {at} at the"
         f" earliest, or by slurm-ext resume {job_id}"
     )
     return 0

@@ -32,6 +32,7 @@ from slurm_ext.cli.measure import (
     run_trial,
     split_command,
 )
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import ConfigError, DataError, SlurmCommandError
 from slurm_ext.domain.spans import counted
 from slurm_ext.domain.walltime import format_walltime
@@ -201,10 +202,10 @@ def register(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     size.add_argument(
         "--limit",
-        metavar="S",
-        type=float,
+        metavar="TIME",
+        type=_time,
         default=600.0,
-        help="most seconds that one run may take (default: 600)",
+        help="most that one run may take, e.g. 90s or 10m (default: 600)",
     )
     out = parser.add_argument_group("result")
     out.add_argument(
@@ -235,6 +236,13 @@ def register(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     parser.add_argument("--no-gpus", action="store_true", help="ask Slurm for CPUs only")
     parser.set_defaults(run=run)
+
+
+def _time(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(f"{text!r}: {exc}; write {FORMS}") from exc
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> int:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_ext.cli import attempts, unseen
-from slurm_ext.cli.explain import base_id_of, cluster_or_none, hold_words, silence
+from slurm_ext.cli.explain import (
+    NO_LIMIT,
+    base_id_of,
+    cluster_or_none,
+    hold_words,
+    never_known,
+    shown,
+    silence,
+)
 from slurm_ext.cli.tabular import Column, letters_help, parse_format, render
 from slurm_ext.control.config import load_config
 from slurm_ext.control.ledger import KEEP_S
@@ -25,8 +33,8 @@ from slurm_ext.domain.progress import Hold
 from slurm_ext.domain.spans import moment, span
 from slurm_ext.slurm.process import CommandRunner
 
-DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.11e %.19S %R"
-LONG_FORMAT = "%.10i %9P %8u %2t %.5g %.11e %.9T %.17n %.19F %.6A %12L %.18c %R"
+DEFAULT_FORMAT = "%.10i %9P %8u %2t %.5g %.5G %.5k %7v %.13e %.19S %R"
+LONG_FORMAT = "%.10i %9P %8u %2t %.5g %.13e %.9T %.17n %.19F %.6A %12L %.18c %R"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +51,25 @@ def _planned(row: _Row) -> str:
     return f"{likely}{decision.configuration.gpus}"
 
 
+def _place(row: _Row) -> str:
+    waits = row.document.state == JobState.PENDING.value
+    return str(row.document.place or "-") if waits else "-"
+
+
 def _remaining(row: _Row) -> str:
     left = row.document.decision.remaining_s
-    return "N/A" if left is None else span(left.value)
+    truth = row.document.truth
+    runs = row.document.state == JobState.RUNNING.value
+    if runs and truth is not None and truth.ends_s is not None and not truth.ends_s.unlimited:
+        return span(max(0.0, truth.ends_s.value - row.now))
+    if left is None:
+        return "N/A"
+    return NO_LIMIT if left.unlimited else span(left.value)
 
 
 def _start(row: _Row) -> str:
     at = row.document.decision.expected_start_s
-    return "N/A" if at is None else moment(at, row.now)
+    return "N/A" if at is None or never_known(at, row.now) else moment(at, row.now)
 
 
 def _lease(row: _Row) -> str:
@@ -102,7 +121,7 @@ def _end(row: _Row) -> str:
     truth = row.document.truth
     if truth is None or truth.ends_s is None:
         return "N/A"
-    return moment(truth.ends_s.value, row.now)
+    return NO_LIMIT if truth.ends_s.unlimited else moment(truth.ends_s.value, row.now)
 
 
 def _end_source(row: _Row) -> str:
@@ -142,7 +161,7 @@ LETTERS: dict[str, Column[_Row]] = {
     "g": Column("GPUS", lambda r: str(r.document.present_gpus), "GPUs in Slurm's books now"),
     "s": Column("ASKED", lambda r: str(r.document.requested_gpus), "GPUs as submitted"),
     "G": Column("PLAN", _planned, "GPUs planned (~ = likely, not decided)"),
-    "k": Column("PLACE", lambda r: str(r.document.place or "-"), "place among our jobs"),
+    "k": Column("PLACE", _place, "place among our jobs that wait"),
     "v": Column("VERDICT", lambda r: r.document.decision.verdict.value, "what the plan wants"),
     "N": Column("NODELIST", lambda r: fold(r.document.decision.nodes) or "-", "planned nodes"),
     "e": Column("WORK", _remaining, "estimated remaining run time"),
@@ -230,32 +249,27 @@ def run(args: argparse.Namespace) -> int:
     names = _words(args.jobs)
     ids = {base_id_of(word) for word in names}
     now = time.time()
-    shown = list(documents.values())
+    known = list(documents.values())
     if ids:
-        shown += unseen.with_slurm(unseen.named(spool, names, shown, users), CommandRunner())
+        known += unseen.with_slurm(unseen.named(spool, names, known, users), CommandRunner())
     elif args.attempts:
-        shown += unseen.recent(spool, documents.keys(), users, now - KEEP_S)
+        known += unseen.recent(spool, documents.keys(), users, now - KEEP_S)
     chosen = [
         document
-        for document in shown
+        for document in known
         if (not users or document.user in users)
         and (not partitions or document.partition in partitions)
         and (document.base_id in ids if ids else args.attempts or document.state != ENDED)
     ]
-    chosen.sort(
-        key=lambda d: (
-            d.partition,
-            d.qos,
-            d.state != JobState.PENDING.value,
-            d.decision.rank,
-            d.base_id,
-        )
-    )
+    if args.attempts:
+        chosen.sort(key=lambda d: (d.base_id, _task(d.job_id)))
+    else:
+        chosen.sort(key=_order)
     whole = cluster_or_none(spool)
     if whole is not None and (warning := silence(whole, now)):
         print(f"slurm-ext: warning: {warning}", file=sys.stderr)
     if args.json:
-        print(json.dumps([json.loads(document.to_json()) for document in chosen]))
+        print(json.dumps([shown(document) for document in chosen]))
         return 0
     header = not args.noheader
     if args.attempts:
@@ -265,6 +279,22 @@ def run(args: argparse.Namespace) -> int:
     for line in lines:
         print(line)
     return 0
+
+
+def _order(document: PlanDocument) -> tuple[str, str, bool, int, int]:
+    """What waits before what runs, each in planned order."""
+    return (
+        document.partition,
+        document.qos,
+        document.state != JobState.PENDING.value,
+        document.decision.rank,
+        document.base_id,
+    )
+
+
+def _task(job_id: str) -> int:
+    task = job_id.partition("_")[2]
+    return int(task) if task.isdecimal() else -1
 
 
 def _known(user: str) -> bool:

@@ -7,7 +7,8 @@ import sys
 
 from slurm_ext.cli import standing
 from slurm_ext.cli.pause import add_place, attempts_of, check_job, find_place, silence, wake
-from slurm_ext.domain.pausing import RESUME
+from slurm_ext.domain.errors import DataError
+from slurm_ext.domain.pausing import RESUME, last_pause
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.pause import asking
 from slurm_ft.pause.protocol import End
@@ -36,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if found.state == standing.PENDING:
         return _let_start(args, found, runner)
     if found.obstacle:
-        print(f"slurm-ext: job {job_id}: {found.obstacle}", file=sys.stderr)
-        return 1
+        raise standing.refusal(found, RESUME, runner)
     place, first_s = find_place(args, job_id, runner)
     ask = asking.new_ask(job_id, RESUME)
     asking.send(place, ask, lambda: wake(job_id, runner))
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
         lambda answer: bool(answer.end) or answer.stage == "none",
         first_s=first_s,
         limit_s=_UP_S,
+        over=lambda: standing.over(job_id, runner),
     )
     if answer is None:
         print(f"slurm-ext: job {job_id}: {silence(job_id, runner)}", file=sys.stderr)
@@ -54,7 +55,14 @@ def run(args: argparse.Namespace) -> int:
     if answer.end in (End.RESUMED, End.ABORTED):
         print(f"job {job_id}: all ranks go on")
         return 0
-    words = answer.reason or answer.end or answer.stage
+    if answer.stage == "none" and not answer.end:
+        raise DataError(
+            f"job {job_id}",
+            f"is not paused: {answer.reason or 'no pause is under way'}",
+            f"slurm-ext pause {job_id} pauses it, and slurm-ext pause --status {job_id} tells how"
+            " its last pause ended",
+        )
+    words = answer.reason or answer.end or standing.look(job_id, runner).obstacle or answer.stage
     print(f"slurm-ext: job {job_id}: {words}", file=sys.stderr)
     return 1
 
@@ -62,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def _let_start(args: argparse.Namespace, found: standing.Standing, runner: CommandRunner) -> int:
     """Bring a start forward that a pause has put off, and no other: that one is not ours."""
     job_id = found.job_id
-    if standing.last_pause(attempts_of(args, job_id, runner)) is None:
+    if last_pause(attempts_of(args, job_id, runner)) is None:
         hint = (
             f"scontrol release {job_id}"
             if found.held

@@ -23,9 +23,9 @@ from slurm_ext.cli.outcomes import table as outcomes
 from slurm_ext.cli.sacctopts import add_sacct_options, sacct_options
 from slurm_ext.cli.simulate_notes import by_age, limits, remedies, tell, tell_left_out
 from slurm_ext.cli.tabular import letters_help, parse_format
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import DataError
 from slurm_ext.domain.policy import Policy
-from slurm_ext.domain.walltime import parse_walltime
 from slurm_ext.sim.build import Built, Terms, build, truths_for
 from slurm_ext.sim.costs import Costs, read_costs
 from slurm_ext.sim.engine import replay
@@ -138,14 +138,14 @@ def _add_terms(parser: argparse.ArgumentParser) -> None:
         type=_limit,
         metavar="TIME",
         help="jobs that have waited for longer go first, in order of submission, as the daemon's"
-        f" waiting_limit_s does it; for {', '.join(LIMITED)}; written as Slurm does"
+        f" waiting_limit_s does it; for {', '.join(LIMITED)}; e.g. 12h or 1d"
         " (default: none, as in published results)",
     )
     parser.add_argument(
         "--interval",
         action="append",
         default=[],
-        metavar="[POLICY=]SECONDS,...",
+        metavar="[POLICY=]TIME,...",
         help="time between decisions, of one policy or of all; 0 = on events (default: 0)",
     )
     parser.add_argument(
@@ -427,7 +427,7 @@ def _intervals(words: Iterable[str], policies: Mapping[str, Policy]) -> dict[str
             continue
         name, equals, number = word.rpartition("=")
         try:
-            seconds = float(number)
+            seconds = parse_duration(number)
         except ValueError:
             seconds = math.nan
         if seconds != 0 and not _LEAST_INTERVAL_S <= seconds <= _MOST_INTERVAL_S:  # nor NaN
@@ -470,9 +470,9 @@ def _limit(text: str) -> float | None:
     if text == "none":
         return None
     try:
-        return float(parse_walltime(text))
+        return parse_duration(text)
     except ValueError as exc:
-        raise argparse.ArgumentTypeError(f"{text!r}: {exc}; write 1-00:00:00 or none") from exc
+        raise argparse.ArgumentTypeError(f"{text!r}: {exc}; write none, {FORMS}") from exc
 
 
 def _whole(text: str) -> int:

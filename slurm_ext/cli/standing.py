@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_ext.cli import past
 from slurm_ext.control.spool import Spool
 from slurm_ext.domain.attempt import Attempt
 from slurm_ext.domain.errors import (
@@ -22,7 +23,7 @@ from slurm_ext.domain.errors import (
     SlurmCommandError,
     SourceMissingError,
 )
-from slurm_ext.domain.pausing import Paused, read_paused
+from slurm_ext.domain.pausing import PAUSE
 from slurm_ext.slurm.parse_jobs import epoch
 from slurm_ext.slurm.process import CommandRunner
 from slurm_ft.requeue import attempts as ledger
@@ -50,6 +51,16 @@ class Standing:
     begin_s: float | None = None
 
     @property
+    def gone(self) -> bool:
+        """Whether it has ended, or there is no such job."""
+        return self.state == _GONE or self.state in _ENDED
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is in the queue, and starts again or for the first time."""
+        return self.state in (PENDING, "CONFIGURING", "REQUEUED")
+
+    @property
     def obstacle(self) -> str:
         """Why the job cannot answer; empty where it may."""
         if self.state == _GONE:
@@ -57,11 +68,11 @@ class Standing:
         if self.state in _ENDED:
             return f"has ended ({self.state})"
         if self.state == PENDING:
-            return f"is pending{self._because}; only a running job can be paused"
+            return f"is pending{self._because}"
         if self.state == "SUSPENDED":
-            return f"is suspended by Slurm (scontrol resume {self.job_id})"
+            return "is suspended by Slurm"
         if self.state in ("COMPLETING", "CONFIGURING", "REQUEUED", "STOPPED"):
-            return f"is {self.state}; only a running job can be paused"
+            return f"is {self.state}"
         return ""
 
     @property
@@ -74,7 +85,7 @@ class Standing:
         return self.reason.startswith("JobHeld")
 
 
-def look(job_id: str, runner: CommandRunner) -> Standing:
+def look(job_id: str, runner: CommandRunner, *, warn: bool = True) -> Standing:
     """Ask Slurm once. Raises DataError for what is no single job to Slurm."""
     argv = ["squeue", "-h", "-j", job_id, "-t", "all", "-o", "%T %r %S %i"]
     try:
@@ -83,7 +94,7 @@ def look(job_id: str, runner: CommandRunner) -> Standing:
             raise SlurmCommandError(argv, found.rc, found.stderr)
     except SlurmCommandError as exc:
         # Without Slurm's commands only the job's owner gets further, and others are told so then.
-        if exc.rc != NO_SUCH_COMMAND:
+        if warn and exc.rc != NO_SUCH_COMMAND:
             print(f"slurm-ext: warning: job {job_id} is taken to run: {exc}", file=sys.stderr)
         return Standing(job_id, "")
     rows = [words for line in found.stdout.splitlines() if (words := line.split())]
@@ -103,16 +114,41 @@ def look(job_id: str, runner: CommandRunner) -> Standing:
     return Standing(job_id, state, more[0] if more else "", begin_s)
 
 
+def refusal(found: Standing, verb: str, runner: CommandRunner) -> DataError:
+    """What a person is told who wants to pause or resume a job that cannot answer."""
+    job_id, place = found.job_id, f"job {found.job_id}"
+    only = f"only a {'running' if verb == PAUSE else 'paused'} job can be {verb}d"
+    if not found.gone:
+        fix = f"{only}; squeue -j {job_id} tells when it runs"
+        if found.state == "SUSPENDED":
+            fix = f"scontrol resume {job_id} lets it go on; {only}"
+        elif found.state == PENDING:
+            fix = f"{only}; scontrol hold {job_id} keeps it from starting"
+        return DataError(place, found.obstacle, fix)
+    rows = past.ask(job_id, runner)
+    if rows:
+        words = rows[0].words(time.time()) if len(rows) == 1 else "has ended"
+        return DataError(place, words, f"{only}; slurm-ext explain {job_id} tells more")
+    if found.state == _GONE and rows is not None:
+        return DataError(
+            place,
+            "is not in the queue, and Slurm's accounting has no such job",
+            "squeue --me lists yours",
+        )
+    return DataError(place, found.obstacle, f"{only}; sacct -j {job_id} may tell more")
+
+
 def _single(name: str) -> bool:
     return name.partition("_")[2].isdecimal()
 
 
-def last_pause(attempts: Sequence[Attempt]) -> tuple[Attempt, Paused] | None:
-    """The last attempt of a job that waits, where it left for the queue because of a pause."""
-    if not attempts or attempts[-1].ended_s is None or not attempts[-1].requeued:
-        return None
-    paused = read_paused(attempts[-1].reason)
-    return None if paused is None else (attempts[-1], paused)
+def over(job_id: str, runner: CommandRunner) -> bool:
+    """Whether Slurm knows that nothing of the job runs any more: nobody is left who could answer.
+
+    Suspended it may still answer, and while Slurm does not answer it is taken to run.
+    """
+    found = look(job_id, runner, warn=False)
+    return bool(found.obstacle) and found.state != "SUSPENDED"
 
 
 def own_attempts(directory: Path, job_id: str) -> tuple[Attempt, ...]:

@@ -2,7 +2,9 @@
 
 sbatch runs the SPANK plugin and slurmctld runs job_submit.lua on it, but no job comes to be. The
 script, the user's own environment and time zone count as they would at a real submission. Slurm's
-expected start is for the job as submitted and looks at running jobs only, so it is told as such.
+expected start is for the job as submitted, from the ends of running jobs; for waiting ones of the
+partition that are not behind it Slurm adds their time limits, spread over all CPUs, also for those
+that never start (seen on 24.11.5).
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from slurm_ext.control.whatif import Submitter
 from slurm_ext.domain.errors import SourceMissingError
 from slurm_ext.slurm.process import CommandRunner
 
+# Slurm 26.05 writes "at TIME a using".
 _STARTS = re.compile(
-    r"Job \d+ to start at (?P<at>\S+) using \d+ processors on nodes (?P<nodes>\S+)"
+    r"Job \d+ to start at (?P<at>\S+)(?: a)? using \d+ processors on nodes (?P<nodes>\S+)"
     r" in partition (?P<partition>\S+)"
 )
 _REFUSED = re.compile(r"^(?:sbatch: error: |allocation failure: |sbatch: fatal: )(?P<words>.+)$")

@@ -16,13 +16,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_ext.cli.standing import last_pause
+from slurm_ext.cli.past import Past, gpus_of
 from slurm_ext.control.spool import Inbox, Spool
 from slurm_ext.control.truth import truth_from
 from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.document import ENDED, Mode, PlanDocument
 from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.domain.job import JobState
+from slurm_ext.domain.pausing import last_pause
 from slurm_ext.domain.plan import Decision, Verdict
 from slurm_ext.domain.policy import Permit
 from slurm_ext.domain.progress import Progress
@@ -32,12 +33,29 @@ from slurm_ext.slurm.rows import RowFormat, new_mark
 
 # The policy of a document that no daemon wrote.
 NO_POLICY = "none"
-UNSEEN = "no cycle of the daemon saw it; this is what its own ft-run recorded"
+# The partition of a job that only its own record tells of.
+UNKNOWN = "unknown"
+NOT_OURS = "it has no --ft-* option, so slurm-ext leaves it to Slurm"
+NOT_YET = "the daemon has not planned it yet: it looks once in a cycle"
+NOT_KEPT = "nothing of it is kept but by Slurm's accounting"
+UNSEEN = (
+    "the daemon keeps no plan of it (it has no --ft-* option, or came and went within a cycle);"
+    " this is what its own ft-run recorded"
+)
 UNPLANNED = (
     "it has no --ft-* option, so it is not planned; this is what Slurm and its own ft-run tell"
 )
 # The last column may hold anything.
-_COLUMNS = ("JobArrayID", "UserID", "State", "Partition", "QOS", "Reason", "EligibleTime")
+_COLUMNS = (
+    "JobArrayID",
+    "UserID",
+    "State",
+    "Partition",
+    "QOS",
+    "Reason",
+    "EligibleTime",
+    "tres-alloc",
+)
 _TEXT = "admin_comment"
 # An answer makes the words better; without it there are words all the same.
 _ANSWER_S = 5.0
@@ -110,6 +128,58 @@ def with_slurm(documents: Sequence[PlanDocument], runner: CommandRunner) -> list
     return [_told(d, told[d.job_id]) if d.job_id in told else d for d in documents]
 
 
+def from_queue(job: str, runner: CommandRunner) -> PlanDocument | None:
+    """A job of which nothing is recorded, as the queue has it; ``None`` where it has no such."""
+    rows = _rows([job], runner)
+    row = rows.get(job)
+    if row is None:
+        return None
+    uid, state, partition, qos, reason, eligible, tres, comment = row
+    why = NOT_YET if "ft:" in comment else NOT_OURS
+    begin_s = epoch(eligible) if state == JobState.PENDING.value else None
+    return replace(
+        _blank(job, _user(uid), int(uid) if uid.isdecimal() else None, state, gpus_of(tres), why),
+        partition=partition,
+        qos=text_or_empty(qos),
+        slurm_reason=text_or_empty(reason),
+        decision=Decision(job, Verdict.LEAVE, 0, why, expected_start_s=begin_s),
+    )
+
+
+def from_past(row: Past) -> PlanDocument:
+    """A job that has left the queue and of which nothing is recorded."""
+    return replace(
+        _blank(row.job_id, row.user, None, ENDED, row.gpus, NOT_KEPT),
+        partition=row.partition,
+        qos=row.qos,
+    )
+
+
+def _blank(job: str, user: str, uid: int | None, state: str, gpus: int, why: str) -> PlanDocument:
+    return PlanDocument(
+        job_id=job,
+        base_id=int(job.partition("_")[0]),
+        user=user,
+        uid=uid,
+        partition=UNKNOWN,
+        state=state,
+        made_s=0.0,
+        mode=Mode.OBSERVE,
+        policy=NO_POLICY,
+        decision=Decision(job, Verdict.LEAVE, 0, why),
+        permit=Permit(order=False),
+        requested_gpus=gpus,
+        present_gpus=gpus,
+    )
+
+
+def _user(uid: str) -> str:
+    try:
+        return pwd.getpwuid(int(uid)).pw_name
+    except (KeyError, ValueError):
+        return uid
+
+
 def _rows(names: Sequence[str], runner: CommandRunner) -> Mapping[str, Sequence[str]]:
     form = RowFormat((*_COLUMNS, _TEXT), new_mark())
     argv = ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(names), "-O", form.argument]
@@ -122,7 +192,7 @@ def _rows(names: Sequence[str], runner: CommandRunner) -> Mapping[str, Sequence[
 
 
 def _told(document: PlanDocument, row: Sequence[str]) -> PlanDocument:
-    uid, state, partition, qos, reason, eligible, comment = row
+    uid, state, partition, qos, reason, eligible, _, comment = row
     if uid != str(document.uid):
         return document
     decision = document.decision
@@ -134,7 +204,7 @@ def _told(document: PlanDocument, row: Sequence[str]) -> PlanDocument:
         if put_off is not None:
             decision = replace(
                 decision,
-                waits_for=f"the end of its pause ({put_off[1].words}); slurm-ext resume"
+                waits_for=f"the end of its pause ({put_off.paused.words}); slurm-ext resume"
                 f" {document.job_id} lets it start",
             )
     return replace(
@@ -197,7 +267,7 @@ def _document(uid: int, record: Attempts, report: Progress | None) -> PlanDocume
         base_id=int(record.job_id.partition("_")[0]),
         user=user,
         uid=uid,
-        partition="unknown",
+        partition=UNKNOWN,
         state=ENDED if over else JobState.UNKNOWN.value,
         made_s=last.ended_s if last.ended_s is not None else last.started_s,
         mode=Mode.OBSERVE,

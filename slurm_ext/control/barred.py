@@ -1,81 +1,107 @@
 """Jobs that Slurm will not start, whatever becomes free: planned, they would keep GPUs idle.
 
-Slurm's own reason says so: the request is above what a partition, a QOS or an association allows
-one job, or asks for what is not there. Slurm looks at the job again by itself, so a limit that is
-lifted or a job that is changed shows in the next reason; nothing is remembered here.
+What Slurm's reasons mean is a fact of the domain (`slurm_ext.domain.reasons`); here it is put into
+words for the owner, and foreseen for a job that Slurm has not seen yet. ``sbatch --test-only``
+takes such a job all the same, where neither EnforcePartLimits nor a QOS's DenyOnLimit forbids it.
 
-Only for jobs whose size stays as submitted. One that may be resized gets a size, and a time limit,
-that the limits allow (`slurm_ext.control.offers`).
+Another size may mend some of them. A job that may be resized is then planned, but never in the
+size that was submitted (`slurm_ext.control.decide`).
 """
 
 from __future__ import annotations
 
-import re
+from dataclasses import dataclass, replace
 
+from slurm_ext.control.limits import Size, Usage, present_size
 from slurm_ext.domain.job import Job
-from slurm_ext.domain.node import Partition
+from slurm_ext.domain.reasons import Bar
+from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.domain.spans import counted, span
 
-_FIX = {
-    "PartitionTimeLimit": "its time limit is above the partition's: ask for less --time",
-    "PartitionNodeLimit": "it asks for more or fewer nodes than the partition allows one job",
-    "PartitionConfig": "the partition does not have what it asks for",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "BadConstraints": "no node has what it asks for",
-    "AccountNotAllowed": "the partition is closed to its account",
-    "InvalidAccount": "its account does not exist",
-    "QOSNotAllowed": "the partition or the account is closed to its QOS",
-    "InvalidQOS": "its QOS does not exist",
-}
-_WAITS_FOR_ADMIN = frozenset({"PartitionDown", "PartitionInactive"})
-# Limits of one job: QOSMaxCpuPerJobLimit, AssocMaxWallDurationPerJobLimit, QOSMaxGRESPerJob ...
-_PER_JOB = re.compile(r"(QOS|Assoc)M(?:ax|in)\w*?(?:PerJob(?:Limit)?|MinutesPerJob\w*)", re.ASCII)
-_OWNER = {"QOS": "its QOS", "Assoc": "its account"}
 
-
-def barred(job: Job) -> str:
+def why_barred(job: Job) -> str:
     """Why Slurm will not start the job as it is, with the fix; empty where it may."""
-    why = _FIX.get(job.reason, "")
-    match = _PER_JOB.fullmatch(job.reason)
-    if match is not None:
-        why = f"it asks for more than {_OWNER[match[1]]} allows one job"
-    if not why:
+    bar = job.bar
+    if bar is None:
         return ""
     where = f" {job.partition}" if job.partition else ""
-    if job.reason in _WAITS_FOR_ADMIN:
-        fix = "an administrator has to open it, or choose another one"
-    else:
-        fix = f"change it (scontrol update JobId={job.job_id} ...), or choose another partition"
     return (
-        f"Slurm will not start it as it is, whatever becomes free: {why} (reason {job.reason} in"
-        f" partition{where}); {fix}"
+        f"Slurm will not start it as it is, whatever becomes free: {bar.why} (reason {job.reason}"
+        f" in partition{where}); {_fix(job, bar)}"
     )
 
 
-def above_partition(job: Job, partitions: tuple[Partition, ...]) -> str:
-    """Why the job's request is above what its partitions allow; empty where one takes it.
+def _fix(job: Job, bar: Bar) -> str:
+    if bar.opens:
+        return "an administrator has to open it, or choose another one"
+    change = f"change it (scontrol update JobId={job.job_id} ...)"
+    return change if bar.anywhere else f"{change}, or choose another partition or QOS"
 
-    For a job that Slurm has not seen yet. ``sbatch --test-only`` takes it all the same where
-    EnforcePartLimits is NO; a QOS may override the partition (PartitionTimeLimit flag).
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What would bar a job: Slurm's ``reason``, in words, and the proviso where one is needed."""
+
+    reason: str
+    why: str
+    unless: str = ""
+
+
+def foresee_bar(
+    job: Job, snapshot: Snapshot, *, enforced: bool, qos_known: bool, timed: bool = True
+) -> Foreseen | None:
+    """What would keep Slurm from ever starting the job in each of its partitions.
+
+    ``enforced`` tells whether Slurm enforces limits of QOS and associations; ``qos_known`` whether
+    the snapshot has the job's QOS, which may let it go past limits of the partition; ``timed``
+    whether the owner gave a time limit: without one Slurm takes one that is allowed.
     """
-    found = ""
-    for partition in partitions:
-        if partition.name not in job.partitions:
-            continue
-        most_s, limit_s = partition.max_time_s, job.time_limit_s
-        if most_s is not None and limit_s is not None and limit_s > most_s:
-            found = (
-                f"its time limit of {span(limit_s)} is above the {span(most_s)} of partition"
-                f" {partition.name}: unless its QOS allows more, Slurm keeps it waiting for good"
-                " (PartitionTimeLimit); ask for less --time, or another partition"
-            )
-        elif partition.max_nodes is not None and job.nodes > partition.max_nodes:
-            found = (
-                f"it asks for {counted(job.nodes, 'node')}, above the {partition.max_nodes} of"
-                f" partition {partition.name}: unless its QOS allows more, Slurm keeps it waiting"
-                " for good (PartitionNodeLimit); ask for fewer, or another partition"
-            )
+    usage = Usage(replace(snapshot, jobs=()))
+    known = {p.name: p for p in snapshot.partitions}
+    limit_s = job.time_limit_s if timed else None
+    size = replace(present_size(job), limit_s=limit_s, most_nodes=job.max_nodes)
+    found = None
+    for name in job.partitions:
+        if name not in known:
+            return None
+        there = replace(job, partitions=(name,))
+        if known[name].available:
+            found = barred_by_limits(there, size, usage, enforced=enforced, qos_known=qos_known)
         else:
-            return ""
+            why = f"partition {name} is down: an administrator has to open it, or choose another"
+            found = Foreseen("PartitionDown", why)
+        if found is None:
+            return None
     return found
+
+
+def barred_by_limits(
+    job: Job, size: Size, usage: Usage, *, enforced: bool, qos_known: bool = True
+) -> Foreseen | None:
+    """The limit of one job that it would break in that size; see `foresee_bar`."""
+    name, bounds = job.partition, usage.bounds(job)
+    unless = "" if qos_known else "its QOS, which could not be read, allows more"
+    most_s, most, least = bounds.max_time_s, bounds.max_nodes, bounds.min_nodes
+    if most_s is not None and size.limit_s is not None and size.limit_s > most_s:
+        return Foreseen(
+            "PartitionTimeLimit",
+            f"its time limit of {span(size.limit_s)} is above the {span(most_s)} of partition"
+            f" {name} (PartitionTimeLimit): ask for less --time, or another partition",
+            unless,
+        )
+    if most is not None and size.nodes > most:
+        return Foreseen(
+            "PartitionNodeLimit",
+            f"it asks for {counted(size.nodes, 'node')}, above the {most} of partition {name}"
+            " (PartitionNodeLimit): ask for fewer, or another partition",
+            unless,
+        )
+    if least is not None and size.most_nodes is not None and size.most_nodes < least:
+        return Foreseen(
+            "PartitionNodeLimit",
+            f"it asks for at most {counted(size.most_nodes, 'node')}, below the {least} of"
+            f" partition {name} (PartitionNodeLimit): ask for more, or another partition",
+            unless,
+        )
+    broken = usage.never(job, size) if enforced else None
+    return Foreseen(*broken) if broken is not None else None

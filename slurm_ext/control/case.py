@@ -214,7 +214,7 @@ def _settled(job: Job, entry: LedgerEntry) -> LedgerEntry:
         ):
             entry = replace(entry, written_limit_s=None, written_limit_before_s=None)
     if job.restarts != entry.attempt and not carries_ours(job, entry):
-        clean = replace(entry, failed=None, tries=0, unstarted=(), reason_before="")
+        clean = replace(entry, failed=None, tries=0, unstarted=(), reason_before="", barred="")
         # The factor of the earlier attempt is cleared first, see `ranking`.
         entry = clean if entry.factor else replace(clean, attempt=job.restarts)
     return entry

@@ -70,6 +70,7 @@ def _fields(decision: Decision) -> str:
     if decision.nodes:
         parts.append(f"nodelist={','.join(decision.nodes)}")
     if decision.remaining_s is not None:
-        parts.append(f"remaining_s={decision.remaining_s.value:.0f}")
+        left = decision.remaining_s
+        parts.append(f"remaining_s={'unlimited' if left.unlimited else f'{left.value:.0f}'}")
         parts.append(f"source={decision.remaining_s.source.value}")
     return " ".join(parts)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -369,6 +369,13 @@ class Config(BaseModel):
         numeric = cls.model_fields[info.field_name or ""].annotation in (int, float)
         return _no_switch(value) if numeric else value
 
+    @field_validator("table", "journal", "spool", "heartbeat")
+    @classmethod
+    def _place(cls, value: Path) -> Path:
+        if not value.is_absolute() or not value.name or "\0" in str(value):
+            raise ValueError("write a whole path that begins with /, without ~")
+        return value
+
     @field_validator("metrics_listen")
     @classmethod
     def _address(cls, value: str) -> str:
@@ -482,6 +489,10 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: set[Any] = set()
     for key_node, _ in node.value:
         key = loader.construct_object(key_node)
+        if not isinstance(key, Hashable):
+            raise yaml.MarkedYAMLError(
+                problem="a key is a list or a mapping", problem_mark=key_node.start_mark
+            )
         if key in seen:
             raise yaml.MarkedYAMLError(
                 problem=f"key {key!r} is written twice", problem_mark=key_node.start_mark
@@ -502,6 +513,8 @@ def _yaml_value(text: str, place: str) -> Any:
         raise ConfigError(where, exc.problem or "is not YAML", "mend the line") from exc
     except yaml.YAMLError as exc:
         raise ConfigError(place, f"is not YAML: {exc}", "mend it") from exc
+    except RecursionError as exc:
+        raise ConfigError(place, "is nested too deeply", "mend it") from exc
 
 
 def _merge(

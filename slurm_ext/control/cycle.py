@@ -93,7 +93,13 @@ class Engine:
         self.memory = Memory(config, clock, self.metrics)
         self._cycle = self.memory.last_cycle
         self._teller = Teller(config, self.metrics, prepare_spool)
-        self._observer = Observer(backend, config, self._teller.spool, self.memory.directives())
+        self._observer = Observer(
+            backend,
+            config,
+            self._teller.spool,
+            self.memory.directives(),
+            self.memory.ledger.submitted,
+        )
         self._actor = Actor(backend, clock, self.metrics, self._stage)
         self._mover = None if munge is None else Mover(munge, backend, self.metrics)
         self._previous: Plan | None = None
@@ -261,6 +267,14 @@ class Engine:
             self._teller.forget(gone)
             self._observer.forget(gone)
             self.memory.forget_directives(gone)
+        # A number that a job without a directive has now: what is told about the earlier job ends.
+        foreign = frozenset(
+            job.base_id
+            for job in seen.snapshot.jobs
+            if job.job_id not in seen.directives and job.job_id not in seen.broken
+        )
+        if stale := foreign & self._teller.known & self._observer.remembered:
+            self._teller.forget(stale)
         if self._cycle % _COUNT_ROWS_EVERY == 1:
             self.metrics.journal_rows.set(self.memory.rows())
 

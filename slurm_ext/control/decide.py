@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from slurm_ext.control.barred import barred_by_limits, why_barred
 from slurm_ext.control.config import Config
 from slurm_ext.control.delays import with_begins, with_cooling
 from slurm_ext.control.growth import GrowthGuard
@@ -35,7 +36,13 @@ from slurm_ext.control.pools import PoolIndex
 from slurm_ext.control.resume import Cooldown, cooldown_of
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
 from slurm_ext.control.shapes import possible_counts, shape_for
-from slurm_ext.control.submitted import Frame, frame_of, offered_counts
+from slurm_ext.control.submitted import (
+    Frame,
+    frame_of,
+    offered_counts,
+    present_shape,
+    same_size,
+)
 from slurm_ext.domain.configuration import Candidate, Configuration
 from slurm_ext.domain.directive import Directive, GpuRequestKind
 from slurm_ext.domain.errors import SlurmExtError
@@ -45,6 +52,7 @@ from slurm_ext.domain.journal import LedgerEntry
 from slurm_ext.domain.node import Pool
 from slurm_ext.domain.plan import Decision, Plan, Verdict
 from slurm_ext.domain.policy import JobFacts, Permit, Policy, View
+from slurm_ext.domain.reasons import BARS
 from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.estimate.enumerate import consolidated
 from slurm_ext.estimate.remaining import candidates, ends_at
@@ -253,29 +261,45 @@ def _facts(
     refused: dict[int, str] = {}
     counts: Sequence[int] = (job.gpus,)
     frame = frame_of(job, directive, entry) if permit.resize and entry is not None else None
+    barred = ""
     mine = present_size(job)
     if job.job_id in room.let_go:
         room.usage.add(job, mine, -1)  # it does not stand in its own way
     if frame is not None and entry is not None:
         counts = _counts(job, directive, entry, frame, pool, per_node, room.usage, config, refused)
-    offered = candidates(job, directive, counts, per_node, gpu_type, seen.sources, seen.now)
+        barred, mended = _barred_as_submitted(job, entry, frame, seen, room.usage)
+        if barred:
+            refused[frame.gpus] = barred
+            counts = tuple(count for count in counts if count != frame.gpus and mended)
+    # What the submitted count would take sets the time limit of every other one.
+    asked = (*counts, frame.gpus) if frame is not None and barred else counts
+    offered = candidates(job, directive, asked, per_node, gpu_type, seen.sources, seen.now)
     refused.update({n: why for n, why in offered.refused.items() if n not in refused})
     chosen = offered.candidates
     submitted = entry.submitted if entry is not None else None
     as_asked = offered.at(submitted.gpus) if submitted is not None else None
     if as_asked is not None:
         found.at_submitted[job.job_id] = as_asked.remaining_s
-    if permit.resize:
+    if barred:
+        chosen = tuple(c for c in chosen if c.gpus in counts)
+    elif permit.resize:
         # `candidates` always answers for the present count; another was asked for where a limit
         # or the owner's pin forbids it.
         chosen = _only(chosen, counts, refused)
     if frame is not None and entry is not None:
         at_submitted = found.at_submitted.get(job.job_id)
-        chosen = _startable(job, entry, frame, chosen, at_submitted, room, refused)
+        chosen = _startable(
+            job, entry, frame, chosen, at_submitted, room, refused, needed=not barred
+        )
     if job.job_id in room.let_go:
         room.usage.add(job, mine)
     if refused:
         found.refused[job.job_id] = dict(sorted(refused.items()))
+    if barred and not chosen:
+        # Every other size is refused as well, for now at least: planned, it would keep GPUs idle.
+        permit = Permit(order=False, reasons=(barred,))
+        found.permits[job.job_id] = permit
+        return replace(base, permit=permit)
     return replace(base, candidates=chosen)
 
 
@@ -320,6 +344,27 @@ def _counts(
     return tuple(count for count in allowed.ok if count not in failed)
 
 
+def _barred_as_submitted(
+    job: Job, entry: LedgerEntry, frame: Frame, seen: Observation, usage: Usage
+) -> tuple[str, bool]:
+    """Why Slurm would never start the job as submitted, and whether another size may mend that.
+
+    Slurm's own word comes first, as it is now or as it was before we changed the job. Limits that
+    are known come second, since of a job under a lease Slurm says nothing. It is the owner's time
+    limit that counts: one that is too long is not made shorter to get the job past a limit.
+    """
+    at_home = same_size(present_shape(job, frame.kind), frame.shape)
+    before = replace(job, reason=entry.barred if entry.attempt == job.restarts else "")
+    for told in (job, before) if at_home else (before,):
+        if told.bar is not None:
+            return why_barred(told), told.bar.by_size
+    size = size_of(job, frame, frame.shape, entry.submitted_limit_s)
+    broken = barred_by_limits(job, size, usage, enforced=seen.slurm.enforces_limits)
+    if broken is None:
+        return "", True
+    return f"it is left to Slurm: {broken.why}", BARS[broken.reason].by_size
+
+
 def _size_at(job: Job, frame: Frame, count: int, per_node: int) -> Size:
     """What the job would take on so many GPUs, in the fewest nodes; its time is not known yet."""
     shape = shape_for(frame, Configuration(count, consolidated(count, per_node)))
@@ -334,10 +379,13 @@ def _startable(
     at_submitted: Estimate | None,
     room: _Room,
     refused: dict[int, str],
+    *,
+    needed: bool,
 ) -> tuple[Candidate, ...]:
     """The candidates that could start now with the time limit that they would get.
 
-    A start in any other is refused when it is carried out, and its GPUs would stay idle.
+    A start in any other is refused when it is carried out, and its GPUs would stay idle. Where one
+    is ``needed`` although all are refused, it is the submitted one, or what there is.
     """
     kept = []
     touched = entry.written is not None
@@ -355,6 +403,8 @@ def _startable(
             refused[candidate.gpus] = why
         else:
             kept.append(candidate)
+    if not needed:
+        return tuple(kept)
     # A job needs a candidate; the submitted one is never refused by more than a limit.
     return tuple(kept) or tuple(c for c in chosen if c.gpus == frame.gpus) or chosen
 

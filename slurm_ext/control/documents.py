@@ -133,10 +133,10 @@ def _places(
 
 
 def _foreign_priorities(seen: Observation) -> dict[str, list[int]]:
-    """Ascending priorities of the pending jobs that are not ours, by partition."""
+    """Ascending priorities of the jobs that may start and are not ours, by partition."""
     found: dict[str, list[int]] = defaultdict(list)
     for job in seen.snapshot.pending():
-        if job.job_id not in seen.directives and job.eligible and not job.held:
+        if job.job_id not in seen.directives and job.competes:
             for partition in job.partitions:
                 found[partition].append(job.priority)
     for priorities in found.values():

@@ -15,7 +15,6 @@ import bisect
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from slurm_ext.control.barred import barred
 from slurm_ext.control.pools import PoolIndex
 from slurm_ext.domain.job import Job, Shape
 from slurm_ext.domain.node import Pool
@@ -52,7 +51,7 @@ class GrowthGuard:
             (job, frozenset().union(*(nodes_of.get(p, frozenset()) for p in job.partitions)))
             for job in snapshot.pending()
             # What Slurm will not start as it is cannot be delayed.
-            if job.eligible and not job.held and job.job_id not in planned and not barred(job)
+            if job.competes and job.job_id not in planned
         ]
         self._jobs.sort(key=lambda pair: (-pair[0].priority, pair[0].base_id, pair[0].job_id))
         self._others: dict[str, _Others] = {}

@@ -1,8 +1,8 @@
 """The journal: history, ledger, directives and what jobs taught, in one SQLite file on local disk.
 
 What is ours on a job is written here *before* Slurm is asked to change it, so that a daemon killed
-between the two still knows what to give back. The history is bounded in rows. A file that cannot
-be used is moved aside and a new one begun: what was lost is rebuilt from Slurm and from the plan
+between the two still knows what to give back. The history is bounded in rows. A file that is
+damaged is moved aside and a new one begun: what was lost is rebuilt from Slurm and from the plan
 documents in the spool (`rebuild`), and no job ever waits for the journal.
 
 Not thread-safe: one thread at a time uses a journal. SQLite runs in WAL mode with
@@ -32,6 +32,19 @@ _log = logging.getLogger(__name__)
 _TRIM_SHARE = 0.05
 # How long another process (release, a reader) may keep the file locked before we give up.
 _BUSY_S = 5.0
+# What says nothing against the file: rights, memory, a lock, a full disk. Moving the file aside
+# would lose what is ours, and the new one could not be used either.
+_NO_DAMAGE = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+    }
+)
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -294,10 +307,11 @@ class Journal:
 
 
 def open_journal(path: Path, max_rows: int, now_s: float) -> tuple[Journal, str]:
-    """Open the journal; a file that cannot be used is moved aside and a new one begun.
+    """Open the journal; a damaged file is moved aside and a new one begun.
 
     The second value is empty, or says what was lost and where the old file lies now. Raises
-    DataError only where not even a new file can be made.
+    DataError where a file cannot be used although it may be whole (locked, full disk, rights), and
+    where not even a new one can be made.
     """
     existed = is_there(path)
     try:
@@ -308,7 +322,7 @@ def open_journal(path: Path, max_rows: int, now_s: float) -> tuple[Journal, str]
             journal.close()
             raise
     except DataError as exc:
-        if not existed:
+        if not existed or _undamaged(exc.__cause__):
             raise
         aside = path.with_name(f"{path.name}.damaged-{int(now_s)}")
         try:
@@ -323,3 +337,9 @@ def open_journal(path: Path, max_rows: int, now_s: float) -> tuple[Journal, str]
             ) from exc
         return Journal(path, max_rows), f"{exc}; moved to {aside}"
     return journal, "" if existed else f"{path}: new journal"
+
+
+def _undamaged(error: BaseException | None) -> bool:
+    """Whether SQLite's error is about something else than the content of the file."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(code, int) and code & 0xFF in _NO_DAMAGE

@@ -16,6 +16,19 @@ from slurm_ext.domain.journal import LedgerEntry
 # A job that left the queue may come back under its number (a requeue by hand within MinJobAge);
 # its first submission is remembered for this long.
 KEEP_S = 3600.0
+# Slurm shows whole seconds, and rounds the same time always the same way; this is for safety.
+_SLACK_S = 2.0
+
+
+def given_away(job: Job, first_submit_s: float, restarts: int = 0) -> bool:
+    """Whether the job's number belonged to another job when this was noted about it.
+
+    slurmctld that dies gives the numbers of its last unsaved seconds away again; it also begins
+    anew after the last one. A requeue moves SubmitTime later, and raises the restart count first.
+    """
+    if job.restarts < restarts or job.submit_s < first_submit_s - _SLACK_S:
+        return True
+    return not job.restarts and job.submit_s > first_submit_s + _SLACK_S
 
 
 class Ledger(Mapping[str, LedgerEntry]):
@@ -57,7 +70,10 @@ class Ledger(Mapping[str, LedgerEntry]):
         An entry made here holds nothing of ours, only the first submission. An array's pending
         rest changes its id when tasks start: the new id, and each task that split off, inherit
         the old one's entry, since Slurm copies the record with everything that we wrote to it.
+        An entry under a number that was given away since is another job's, and is forgotten.
         """
+        jobs = list(jobs)
+        self.forget_given_away(jobs)
         present: set[str] = set()
         by_base: dict[int, LedgerEntry] = {}
         for job_id, entry in self._entries.items():
@@ -69,7 +85,7 @@ class Ledger(Mapping[str, LedgerEntry]):
             if job.job_id in self._entries:
                 continue
             parent = by_base.get(job.base_id) if job.array else None
-            if parent is None:
+            if parent is None or _of_another(job, parent):
                 self.put(LedgerEntry(job.job_id, job.submit_s, attempt=job.restarts))
                 continue
             self.put(replace(parent, job_id=job.job_id))
@@ -82,6 +98,28 @@ class Ledger(Mapping[str, LedgerEntry]):
             elif now_s - self._gone_since.setdefault(job_id, now_s) > KEEP_S:
                 self.drop(job_id)
                 del self._gone_since[job_id]
+
+    def forget_given_away(self, jobs: Iterable[Job]) -> None:
+        """Forget what is noted under the numbers of these jobs about earlier ones: of anybody's
+        jobs, since what was ours on the earlier one must never be taken back from a foreign one."""
+        stale = {
+            job.base_id: job
+            for job in jobs
+            if (entry := self._entries.get(job.job_id)) is not None and _of_another(job, entry)
+        }
+        # The other ids of a job's number tell nothing about themselves: an array that is gone left
+        # the names of its tasks, which the new one's tasks would inherit from.
+        for job_id, entry in list(self._entries.items()) if stale else ():
+            job = stale.get(_base(job_id) or 0)
+            if job is not None and _of_another(job, entry):
+                self.drop(job_id)
+
+    @property
+    def submitted(self) -> dict[int, float]:
+        """First submission of each job and array, by its number."""
+        return {
+            b: e.first_submit_s for i, e in self._entries.items() if (b := _base(i)) is not None
+        }
 
     @property
     def base_ids(self) -> frozenset[int]:
@@ -112,6 +150,11 @@ def holds_something(entry: LedgerEntry) -> bool:
         or entry.written_limit_s is not None
         or entry.pinned
     )
+
+
+def _of_another(job: Job, entry: LedgerEntry) -> bool:
+    seen = entry.attempt if entry.restarts is None else entry.restarts
+    return given_away(job, entry.first_submit_s, seen)
 
 
 def _base(job_id: str) -> int | None:

@@ -22,26 +22,32 @@ back, see `unstarted`.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_ext.control.lease import begin_s
-from slurm_ext.control.shapes import Counts, memory_of
+from slurm_ext.control.shapes import Counts, leaves_nodes_open, memory_of
 from slurm_ext.control.submitted import Frame
 from slurm_ext.domain.job import Job, Shape
 from slurm_ext.domain.journal import LedgerEntry
-from slurm_ext.domain.node import Limits
+from slurm_ext.domain.node import Limits, Partition
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.domain.spans import span
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a job takes. ``limit_s`` is ``None`` where its time limit is not decided yet."""
+    """What a job takes.
+
+    ``limit_s`` is ``None`` where its time limit is not decided yet. ``most_nodes`` is ``None``
+    where Slurm may give it more nodes than ``nodes``.
+    """
 
     gpus: int
     nodes: int
     cpus: int
     memory_mib: int
     limit_s: float | None = None
+    most_nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -80,7 +86,8 @@ class _Check:
     """One limit that binds a kind of job.
 
     ``which`` is the place in `_wanted` of what it bounds; ``used`` holds what is in use, by the
-    name ``attribute``; without it ``spent`` is. ``least`` turns the comparison round.
+    name ``attribute``; without it ``spent`` is. ``least`` turns the comparison round; ``exact`` is
+    that of `Limits`.
     """
 
     holder: str
@@ -92,6 +99,28 @@ class _Check:
     spent: float = 0.0
     per_job: bool = False
     least: bool = False
+    exact: bool = True
+
+    @property
+    def of_one_job(self) -> bool:
+        """Whether it certainly binds the job, whatever else runs."""
+        return self.exact and (self.per_job or self.least)
+
+    @property
+    def reason(self) -> str:
+        """Slurm's name of a limit of one job."""
+        if self.least:
+            return "QOSMinGRES"
+        owner = _owner(self.holder)
+        memory = "Memory" if owner == "QOS" else "Mem"
+        return (
+            f"{owner}MaxGRESPerJob",
+            f"{owner}MaxNodePerJobLimit",
+            f"{owner}MaxCpuPerJobLimit",
+            f"{owner}Max{memory}PerJob",
+            f"{owner}MaxGRESMinutesPerJob",
+            f"{owner}MaxCpuMinutesPerJobLimit",
+        )[self.which]
 
     def why_over(self, wanted: float) -> str:
         """Why so much would be too much; empty where it is not."""
@@ -108,6 +137,11 @@ class _Check:
             f"{self.holder} allows {self.most} {self.words}: {used:.0f} in use,"
             f" it would take {wanted:.0f}"
         )
+
+
+def _owner(holder: str) -> str:
+    """How Slurm's reasons name the kind of holder."""
+    return "QOS" if holder.startswith("qos ") else "Assoc"
 
 
 def _wanted(size: Size) -> tuple[float, ...]:
@@ -150,7 +184,9 @@ def size_of(job: Job, frame: Frame, shape: Shape, limit_s: float | None = None) 
         memory_mib = per_node * nodes
     else:
         memory_mib = _up((job.memory_mib or 0) * max(by_size, cpus / max(1, job.cpus)))
-    return Size(gpus, nodes, cpus, memory_mib, limit_s)
+    # The submitted size goes back with the node range that was submitted.
+    most = None if gpus == frame.gpus and leaves_nodes_open(frame) else nodes
+    return Size(gpus, nodes, cpus, memory_mib, limit_s, most)
 
 
 def _up(value: float) -> int:
@@ -185,19 +221,45 @@ class Usage:
 
     def why_over(self, job: Job, size: Size) -> str:
         """The limit that the job would break with this size, in words; empty when none."""
-        partition = self._partitions.get(job.partition)
-        most = partition.max_nodes if partition is not None else None
+        bounds = self.bounds(job)
+        most, least = bounds.max_nodes, bounds.min_nodes
         if most is not None and size.nodes > most:
             return f"partition {job.partition} allows {most} nodes per job"
-        kind = _kind(job)
-        checks = self._checks.get(kind)
-        if checks is None:
-            checks = self._checks[kind] = tuple(self._binding(job))
+        if least is not None and size.most_nodes is not None and size.most_nodes < least:
+            return f"partition {job.partition} asks for at least {least} nodes per job"
         wanted = _wanted(size)
-        for check in checks:
+        for check in self._checks_of(job):
             if reason := check.why_over(wanted[check.which]):
                 return reason
         return ""
+
+    def never(self, job: Job, size: Size) -> tuple[str, str] | None:
+        """The limit of one job that QOS or association sets and the size breaks, whatever runs:
+        Slurm's reason, and words. A ``limit_s`` of ``None`` breaks none, nor does a limit that may
+        be meant for others."""
+        for limits in self._walls(job):
+            most_s = limits.max_wall_s if limits.exact else None
+            if most_s is not None and size.limit_s is not None and size.limit_s > most_s:
+                reason = f"{_owner(limits.name)}MaxWallDurationPerJobLimit"
+                return reason, (
+                    f"its time limit of {span(size.limit_s)} is above the {span(most_s)} of"
+                    f" {limits.name} ({reason}): ask for less --time"
+                )
+        wanted = _wanted(size)
+        for check in self._checks_of(job):
+            if check.of_one_job and (why := check.why_over(wanted[check.which])):
+                return check.reason, f"{why} ({check.reason})"
+        return None
+
+    def bounds(self, job: Job) -> Partition:
+        """The job's partition with the limits that bind it; none where the snapshot lacks it."""
+        partition = self._partitions.get(job.partition)
+        if partition is None:
+            return Partition(job.partition)
+        qos = self._limits.get(f"qos:{job.qos}")
+        if qos is None or not qos.waives:
+            return partition
+        return replace(partition, **dict.fromkeys(qos.waives))  # type: ignore[arg-type]
 
     def longest_s(self, job: Job) -> float | None:
         """The longest time limit that partition, QOS and association allow; ``None`` = any."""
@@ -209,14 +271,23 @@ class Usage:
     # -- inside ----------------------------------------------------------------------------------
 
     def _longest_of(self, job: Job) -> float | None:
+        found = [self.bounds(job).max_time_s]
+        found += [limits.max_wall_s for limits in self._walls(job)]
+        return min((limit_s for limit_s in found if limit_s is not None), default=None)
+
+    def _walls(self, job: Job) -> list[Limits]:
+        """The holder, if any, whose limit on time binds the job."""
         qos, associations = self._chain(job)
         known = [limits for _, limits in self._known(qos)]
         known += [limits for _, limits in self._known(associations)][:1]
-        partition = self._partitions.get(job.partition)
-        found = [limits.max_wall_s for limits in known if limits.max_wall_s is not None][:1]
-        if partition is not None and partition.max_time_s is not None:
-            found.append(partition.max_time_s)
-        return min(found, default=None)
+        return [limits for limits in known if limits.max_wall_s is not None][:1]
+
+    def _checks_of(self, job: Job) -> tuple[_Check, ...]:
+        kind = _kind(job)
+        checks = self._checks.get(kind)
+        if checks is None:
+            checks = self._checks[kind] = tuple(self._binding(job))
+        return checks
 
     def _sum(self, key: str, part: str) -> _Sum:
         """What is in use of one holder, or of one of its users or accounts."""
@@ -290,7 +361,9 @@ class Usage:
         for which, (name, words) in enumerate(_RESOURCES):
             per_job = most(f"max_{name}_per_job") if own else None
             if per_job is not None:
-                yield _Check(holder, per_job, which, f"{words} per job", per_job=True)
+                yield _Check(
+                    holder, per_job, which, f"{words} per job", per_job=True, exact=limits.exact
+                )
             for limit, used, what in (
                 (f"grp_{name}", group, f"{words} at once"),
                 (f"max_{name}_per_user", user, f"{words} per user at once"),
@@ -301,7 +374,9 @@ class Usage:
         for which, (name, words) in enumerate(_MINUTES, len(_RESOURCES)):
             per_job = most(f"max_{name}_minutes_per_job") if own else None
             if per_job is not None:
-                yield _Check(holder, per_job, which, f"{words} per job", per_job=True)
+                yield _Check(
+                    holder, per_job, which, f"{words} per job", per_job=True, exact=limits.exact
+                )
             if (bound := most(f"grp_{name}_run_minutes")) is not None:
                 what = f"{words} of running jobs"
                 yield _Check(holder, bound, which, what, group, f"{name}_minutes")

@@ -4,7 +4,8 @@ A cycle begins every ``cycle_s``; one that takes longer is followed at once by t
 two. SIGTERM and SIGINT end the loop after the cycle in progress (whose commands all have limits), a
 second one at once; SIGHUP reads the configuration again between two cycles, and a bad one leaves
 the old in force. This is the only place that catches every exception: a cycle that failed is
-logged with its traceback, counted, and the next one goes on from what the cluster shows.
+logged with its traceback, counted, and the next one goes on from what the cluster shows. Nor does
+a configuration end a daemon, whatever is in it.
 """
 
 from __future__ import annotations
@@ -121,20 +122,22 @@ class Loop:
         self._notifier.reloading()
         try:
             config = self._reload()
-            changed = config.metrics_listen != self._engine.config.metrics_listen
+            # First what can fail, so that the old configuration is still whole then.
+            if config.metrics_listen != self._engine.config.metrics_listen:
+                self._serve_metrics(config)
             self._engine.reconfigure(config)
             self._applied(config)
-            if changed:
-                self._serve_metrics(config)
         except SlurmExtError as exc:
             _log.error("configuration not taken over, the old one stays in force: %s", exc)
+        except Exception:
+            self._engine.metrics.errors.inc()
+            _log.exception("the configuration could not be taken over")
         else:
             _log.info("configuration read again")
         self._notifier.ready("configuration read again")
 
     def _serve_metrics(self, config: Config) -> None:
-        if self._metrics_server is not None:
-            self._metrics_server.shutdown()
-            self._metrics_server = None
-        if config.metrics_listen:
-            self._metrics_server = self._engine.metrics.serve(config.metrics_listen)
+        before, listen = self._metrics_server, config.metrics_listen
+        self._metrics_server = self._engine.metrics.serve(listen) if listen else None
+        if before is not None:
+            before.shutdown()

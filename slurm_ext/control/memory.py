@@ -24,7 +24,7 @@ from slurm_ext.control.requeues import RequeueWatch
 from slurm_ext.control.runs import RunWatch
 from slurm_ext.control.spool import SpoolThread
 from slurm_ext.control.submitted import first_sight, notice_others
-from slurm_ext.control.unstarted import notice_unstarted
+from slurm_ext.control.unstarted import notice_barred, notice_unstarted
 from slurm_ext.domain.errors import DataError, SourceMissingError
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.journal import JournalRow, LedgerEntry
@@ -32,6 +32,8 @@ from slurm_ext.domain.request import PinRequest
 from slurm_ext.estimate.history import Declared, Habit, habits
 
 _log = logging.getLogger(__name__)
+# A request bears the time of the machine on which it was made.
+_CLOCKS_S = 60.0
 
 
 class Memory:
@@ -93,15 +95,16 @@ class Memory:
         ours = [job for job in seen.snapshot.jobs if job.job_id in seen.directives]
         if self._recovering:
             self._recover(ours, spool)
+        self.ledger.forget_given_away(seen.snapshot.jobs)
         self.ledger.meet(ours, seen.now)
         self._requeues.look(seen.snapshot)
         for job in ours:
             entry = self._requeued(job, seen)
             if job.pending:
                 entry = notice_others(job, first_sight(job, seen.directives[job.job_id], entry))
-                entry = notice_unstarted(job, entry, seen.now)
+                entry = notice_barred(job, notice_unstarted(job, entry, seen.now), seen.now)
             if job.uid is not None:
-                entry = _pinned(entry, seen.inbox.request_about(job.uid, job.base_id))
+                entry = _pinned(job, entry, seen.inbox.request_about(job.uid, job.base_id))
             self.ledger.put(entry)
         ended = self._watch.watch(seen.snapshot, expected_s, seen.now)
         if ended:
@@ -181,10 +184,12 @@ class Memory:
         self.calibrator.forget_stored()
 
 
-def _pinned(entry: LedgerEntry, request: PinRequest | None) -> LedgerEntry:
+def _pinned(job: Job, entry: LedgerEntry, request: PinRequest | None) -> LedgerEntry:
     """The entry with what its owner last asked for."""
     if request is None:
         return entry
+    if not job.restarts and request.at_s < job.submit_s - _CLOCKS_S:
+        return entry  # about an earlier job of the same number; requests are never deleted
     gpus = request.gpus if request.pinned else None
     if (entry.veto, entry.veto_gpus) == (request.pinned, gpus):
         return entry

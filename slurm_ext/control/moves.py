@@ -25,7 +25,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_ext.control.barred import barred
 from slurm_ext.control.decide import Decided
 from slurm_ext.control.observe import Observation
 from slurm_ext.control.pools import PoolIndex
@@ -262,9 +261,7 @@ class _Search:
             facts = self._decided.view.facts.get(job.job_id)
             if (
                 (facts is None or not facts.permit.order)
-                and job.eligible
-                and not job.held
-                and not barred(job)
+                and job.competes
                 and job.gpus
                 and job.priority > waiting.priority
                 and not set(job.partitions).isdisjoint(waiting.partitions)

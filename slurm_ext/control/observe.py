@@ -3,18 +3,20 @@
 What must not be missing is the queue, the nodes and Slurm's configuration: without them the cycle
 is skipped (SourceMissingError). What may be missing is the spool and the table: the last answer
 stays in force, `Observation.missing` says so, and jobs are planned with less knowledge.
-AdminComment is asked for once per new job and kept, since that column is the expensive one.
+AdminComment is asked for once per new job and kept, since that column is the expensive one; a
+number that Slurm gave to another job since is a new job (`ledger.given_away`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
 from slurm_ext.control.config import Config
+from slurm_ext.control.ledger import given_away
 from slurm_ext.control.spool import Inbox, SpoolThread
 from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.directive import Directive, extract_from_admin_comment, parse_comment
@@ -24,6 +26,7 @@ from slurm_ext.domain.errors import (
     ProtocolError,
     SourceMissingError,
 )
+from slurm_ext.domain.job import Job
 from slurm_ext.domain.node import Limits, Topology
 from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.estimate.calibration import NO_CALIBRATION, Calibration
@@ -100,12 +103,16 @@ class Observer:
         config: Config,
         spool: SpoolThread | None,
         directives: Mapping[int, str] | None = None,
+        submitted: Mapping[int, float] | None = None,
     ) -> None:
-        """``directives`` are AdminComments known from the journal, by number of job or array."""
+        """``directives`` are AdminComments known from the journal, by number of job or array;
+        ``submitted`` tells when these jobs were submitted first."""
         self._backend = backend
         self._config = config
         self._spool = spool
-        self._texts: dict[int, str] = dict(directives or {})
+        # Without a directive there is no telling whose it was: it is asked for again.
+        self._texts: dict[int, str] = {base: t for base, t in (directives or {}).items() if t}
+        self._submitted: dict[int, float] = dict(submitted or {})
         self._parsed: dict[int, Directive | str | None] = {}
         self._known: _Known | None = None
         self._table = _Table()
@@ -146,10 +153,12 @@ class Observer:
         self._read_table(now)
         if self._table.missing:
             missing.append(self._table.missing)
+        # Before its first start a job has nothing to report: it is an earlier job's, or made up.
+        told = {job.job_id for job in snapshot.jobs if job.restarts or not job.pending}
         sources = EstimateSources(
             index=self._table.index,
             habits=habits,
-            progress=_of_owners(snapshot, self._inbox.progress),
+            progress=_of_owners(snapshot, self._inbox.progress, told),
             gpu_memory_gb={name.lower(): gb for name, gb in self._config.gpu_memory_gb.items()},
             efficiency_floor=self._config.efficiency_floor,
             missing=self._table.missing,
@@ -164,13 +173,14 @@ class Observer:
             self._inbox,
             sources,
             tuple(missing),
-            _of_owners(snapshot, self._inbox.attempts),
+            _of_owners(snapshot, self._inbox.attempts, told),
         )
 
     def forget(self, base_ids: frozenset[int]) -> None:
         """Drop the directives of jobs that are gone: job numbers are used again some day."""
         for base_id in base_ids:
             self._texts.pop(base_id, None)
+            self._submitted.pop(base_id, None)
             self._parsed.pop(base_id, None)
 
     def take_new_texts(self) -> dict[int, str]:
@@ -205,14 +215,30 @@ class Observer:
         return known
 
     def _read_directives(self, snapshot: Snapshot) -> None:
-        new: dict[int, str] = {}
+        again = frozenset(
+            job.base_id
+            for job in snapshot.jobs
+            if (first_s := self._submitted.get(job.base_id)) is not None
+            and given_away(job, first_s)
+        )
+        if again:
+            _log.warning(
+                "job %d and %d others have numbers of earlier jobs", min(again), len(again) - 1
+            )
+            self.forget(again)
+        new: dict[int, Job] = {}
         for job in snapshot.jobs:
             if job.base_id not in self._texts and job.base_id not in new:
                 if len(new) >= MAX_NEW_DIRECTIVES:
                     break
-                new[job.base_id] = job.job_id
+                new[job.base_id] = job
         if new:
-            self._fetch({job_id: base_id for base_id, job_id in new.items()}, snapshot.taken_s)
+            self._fetch({job.job_id: base for base, job in new.items()}, snapshot.taken_s)
+            for base_id, job in new.items():
+                if base_id in again and "ft:" not in self._texts.get(base_id, ""):
+                    self._new_texts[base_id] = ""  # else a restarted daemon finds the old one
+                if not job.restarts:
+                    self._submitted[base_id] = job.submit_s
         for base_id, text in self._texts.items():
             if base_id not in self._parsed:
                 self._parsed[base_id] = _parse(base_id, text)
@@ -283,11 +309,13 @@ def _from_comment(job_id: str, comment: str, now: float) -> str:
     return "" if directive is None else f"ft:{directive.to_json()}"
 
 
-def _of_owners(snapshot: Snapshot, told: Mapping[tuple[int, str], T]) -> dict[str, T]:
+def _of_owners(
+    snapshot: Snapshot, told: Mapping[tuple[int, str], T], wanted: Set[str]
+) -> dict[str, T]:
     """What was told, by job id; only the owner of a job may tell about it."""
     found: dict[str, T] = {}
     for job in snapshot.jobs:
-        if job.uid is not None:
+        if job.uid is not None and job.job_id in wanted:
             word = told.get((job.uid, job.job_id))
             if word is not None:
                 found[job.job_id] = word

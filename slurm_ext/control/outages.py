@@ -17,15 +17,20 @@ _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING"})
 
 
 def failed(state: str) -> bool:
-    """Whether a node in this state has failed, as far as Slurm knows."""
+    """Whether a node in this state has failed, as far as Slurm knows.
+
+    One that is on its way up does not respond yet, and is not down for that.
+    """
     base, flags = node_flags(state)
+    if "POWERING_UP" in flags:
+        flags -= {"NOT_RESPONDING"}
     return base in _FAILED or not _FAILED.isdisjoint(flags)
 
 
 def out_of_use(nodes: Iterable[Node]) -> str:
     """``n2 is down, n[5-6] are drained``; empty where none is.
 
-    Nodes that are reserved or switched off to save power are no outage and not named.
+    Nodes that are reserved or being switched off to save power are no outage and not named.
     """
     down: list[str] = []
     drained: list[str] = []

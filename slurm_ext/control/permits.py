@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from slurm_ext.control.barred import barred
+from slurm_ext.control.barred import why_barred
 from slurm_ext.control.features import parse_features
 from slurm_ext.control.lease import Hold, begin_s, hold_of
 from slurm_ext.control.rules import LEASE, ORDER, PIN, RESIZE, ActingRules
@@ -22,7 +22,7 @@ from slurm_ext.domain.attempt import Attempts
 from slurm_ext.domain.directive import Directive
 from slurm_ext.domain.job import Job, ShapeKind
 from slurm_ext.domain.journal import LedgerEntry
-from slurm_ext.domain.pausing import read_paused
+from slurm_ext.domain.pausing import last_pause
 from slurm_ext.domain.policy import Permit
 from slurm_ext.domain.spans import moment
 
@@ -98,8 +98,8 @@ def classify(
     if not order:
         reasons.append(f"partition {job.partition} is observed only: its order is not acted on")
     resize = _why_not_resized(job, directive, entry, facts, rules)
-    if resize and (never := barred(job)):
-        return Permit(order=False, reasons=(never,))
+    if resize and job.bar is not None:
+        return Permit(order=False, reasons=(why_barred(job),))
     pin = resize or _why_not_pinned(job, rules)
     lease = resize
     if not resize:
@@ -150,6 +150,8 @@ def _untouchable(
         return "an administrator holds it"
     if job.priority == 0:
         return "its priority is 0, so somebody holds it"
+    if job.bar is not None and not job.bar.by_size:
+        return why_barred(job)
     if job.priority_set:
         return f"an operator set its priority to {job.priority}"
     if job.dependency:
@@ -169,17 +171,16 @@ def _untouchable(
 def _paused(job: Job, attempts: Attempts | None, now: float) -> str:
     """That somebody paused the job and until when, also before its later start is written."""
     begin = begin_s(job)
-    if attempts is None or not attempts.attempts or begin is None or begin <= now:
+    if attempts is None or begin is None or begin <= now:
         return ""
-    last = attempts.attempts[-1]
-    paused = read_paused(last.reason)
-    if paused is None or last.ended_s is None or last.number != job.restarts - 1:
+    left = last_pause(attempts.attempts)
+    if left is None or left.attempt.number != job.restarts - 1:
         return ""
-    until = last.ended_s + paused.hold_s
+    until = left.until_s(None)
     if now >= until or begin > until + _PAUSED_LATE_S:
         return ""  # over, or put off once more by somebody
     return (
-        f"{paused.who} paused it until {moment(max(begin, until), now)}; slurm-ext resume"
+        f"{left.paused.who} paused it until {moment(left.until_s(begin), now)}; slurm-ext resume"
         f" {job.job_id} lets it start"
     )
 

@@ -325,6 +325,7 @@ def _new_attempt(case: Case) -> dict[str, Any]:
         "tries": 0,
         "unstarted": (),
         "reason_before": case.job.reason,
+        "barred": "",
     }
 
 

@@ -10,13 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from slurm_ext.control.ledger import Ledger
+from slurm_ext.control.ledger import Ledger, given_away
 from slurm_ext.domain.document import PlanDocument
 from slurm_ext.domain.job import Job
-
-# A document's entry was made when the daemon first saw the job, at most some cycles after its
-# submission; a requeue only moves SubmitTime later.
-_SLACK_S = 2.0
 
 
 def recover(ledger: Ledger, plans: Mapping[int, PlanDocument], jobs: Iterable[Job]) -> list[str]:
@@ -27,14 +23,12 @@ def recover(ledger: Ledger, plans: Mapping[int, PlanDocument], jobs: Iterable[Jo
         entry = document.ours if document is not None else None
         if document is None or entry is None:
             continue
-        if document.user != job.user or entry.first_submit_s > job.submit_s + _SLACK_S:
+        if document.user != job.user or given_away(job, entry.first_submit_s):
             continue
         if job.array and "[" in document.job_id and "[" not in job.job_id and job.pending:
             continue  # a single requeued task of the array has an entry of its own
         if not job.array and document.job_id != job.job_id:
             continue
-        if not job.restarts and abs(entry.first_submit_s - job.submit_s) > _SLACK_S:
-            continue  # another job that was given the same number
         if ledger.put(replace(entry, job_id=job.job_id)):
             recovered.append(job.job_id)
     return recovered

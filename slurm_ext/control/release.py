@@ -81,10 +81,7 @@ def release(
     """
     if if_stale and not is_stale(config.heartbeat, clock()):
         return Released(Outcome.ALIVE)
-    marked = False
-    if not if_stale and _daemon_lives(config):
-        set_released(config.journal, f"released at {clock():.0f} by {who or 'slurm-ext release'}")
-        marked = True
+    marked = not if_stale and _daemon_lives(config) and _mark(config, clock(), who)
     journal, ledger, rebuild = _open(config, clock())
     try:
         if if_stale and not rebuild and not any(holds_something(e) for e in ledger.values()):
@@ -109,6 +106,18 @@ def _wait_for_others(lock: FileLock, limit_s: float) -> None:
             _log.warning("somebody else writes to Slurm and does not end; releasing beside it")
     except DataError as exc:
         _log.error("released without a lock: %s", exc)
+
+
+def _mark(config: Config, now: float, who: str) -> bool:
+    """Tell the daemon that lives; false where that cannot be written, as on a full disk."""
+    try:
+        set_released(config.journal, f"released at {now:.0f} by {who or 'slurm-ext release'}")
+    except DataError as exc:
+        _log.error(
+            "%s; the daemon that runs is not told, and will plan these jobs again: stop it", exc
+        )
+        return False
+    return True
 
 
 def _daemon_lives(config: Config) -> bool:
@@ -150,6 +159,7 @@ def _give_back(
     ours = [job for job in snapshot.jobs if job.job_id in directives]
     if rebuild:
         _rebuild(config, ledger, snapshot, directives)
+    ledger.forget_given_away(snapshot.jobs)
     ledger.meet(ours, clock())
     rules = replace(rules_from(config), acts={}, max_writes_per_cycle=_ALL)
     counts: Counter[str] = Counter()

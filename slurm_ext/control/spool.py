@@ -142,7 +142,9 @@ class Spool:
         try:
             replace_file(path, content, mode=DOCUMENT_MODE)
         except OSError as exc:
-            raise SourceMissingError(str(path), f"cannot be written: {exc}") from exc
+            # Without the file's passing name: what stays the same is told once.
+            words = f"nothing can be written there: {exc.strerror}"
+            raise SourceMissingError(str(path.parent), words) from exc
 
     def remove_plans(self, base_ids: Collection[int]) -> None:
         """Remove the documents of jobs that have left the queue."""

@@ -105,6 +105,7 @@ def first_sight(job: Job, directive: Directive | None, entry: LedgerEntry | None
         submitted_limit_s=job.time_limit_s,
         submitted_req_nodes=() if entry.pinned else job.req_nodes,
         first_nodes=job.nodes,
+        first_cpus=None if entry.written is not None else job.cpus,
     )
 
 
@@ -130,7 +131,9 @@ def _notice_shape(job: Job, entry: LedgerEntry) -> LedgerEntry:
     present = present_shape(job, submitted.kind)
     ours = [s for s in (entry.written, entry.written_before) if s is not None]
     known = (submitted, *ours)
-    if any(same_size(present, shape) for shape in known) and not _more_nodes(job, entry, known):
+    if any(same_size(present, shape) for shape in known) and not (
+        _more_nodes(job, entry, known) or _other_cpus(job, entry)
+    ):
         return entry
     if ours and _half_written(present, known):
         return entry
@@ -160,6 +163,20 @@ def _more_nodes(job: Job, entry: LedgerEntry, known: Collection[Shape]) -> bool:
         and not job.array
         and all(shape.kind is ShapeKind.RANK_PER_GPU for shape in known)
         and all(job.nodes != shape.nodes for shape in known)
+    )
+
+
+def _other_cpus(job: Job, entry: LedgerEntry) -> bool:
+    """Whether somebody gave a job of the submitted size other CPUs, which a resize would undo.
+
+    After a requeue Slurm may show the CPUs that the job ran on, and a size of ours brings others.
+    """
+    return (
+        entry.first_cpus is not None
+        and job.cpus != entry.first_cpus
+        and not job.restarts
+        and entry.written is None
+        and entry.written_before is None
     )
 
 

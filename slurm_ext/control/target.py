@@ -108,6 +108,11 @@ class Planner:
         shape = shape_for(frame, planned)
         if shape is None:
             return f"its form cannot take {planned.gpus} GPUs as {planned.placement}"
+        partition = self._index.partition(case.job)
+        least = partition.min_nodes if partition is not None else None
+        if least is not None and shape.nodes < least:
+            # As submitted it may name no number of nodes, and Slurm then makes it as many.
+            return f"partition {case.job.partition} asks for at least {least} nodes per job"
         if shape == case.entry.failed and not case.requeued:
             return f"Slurm failed to take {shape.gpus} GPUs on {shape.nodes} nodes in this attempt"
         unstarted = () if case.requeued else case.entry.unstarted

@@ -7,6 +7,10 @@ as the reason, and otherwise when the policy has lost its patience (`Decision.le
 
 Slurm goes on showing an old reason until it next looks at the job, so one that it showed already
 when the size was written proves nothing.
+
+The submitted size is Slurm's to check, and is struck off only where Slurm's reason bars it for good
+(`slurm_ext.domain.reasons`). That is remembered, since a job that waits under a lease has no other
+reason than BeginTime.
 """
 
 from __future__ import annotations
@@ -22,6 +26,9 @@ from slurm_ext.domain.journal import LedgerEntry
 # Slurm's words for limits of associations, QOS and partitions: AssocGrpGRES, QOSMaxCpuPerUserLimit,
 # MaxGRESPerAccount, PartitionTimeLimit ...
 _LIMIT = re.compile(r"Assoc\w+|QOS\w+|Max\w+Per\w+|Partition(?:Node|Time)Limit", re.ASCII)
+
+# Shown until Slurm has looked at a job that is new, or whose lease has ended.
+_SAYS_NOTHING = frozenset({"", "BeginTime"})
 
 
 def names_a_limit(reason: str) -> bool:
@@ -39,6 +46,22 @@ def notice_unstarted(job: Job, entry: LedgerEntry, now: float) -> LedgerEntry:
     ):
         return entry
     return struck_off(job, entry)
+
+
+def notice_barred(job: Job, entry: LedgerEntry, now: float) -> LedgerEntry:
+    """The entry with what Slurm last said about the submitted size, where that bars it."""
+    begin, submitted = begin_s(job), entry.submitted
+    if (
+        job.reason in _SAYS_NOTHING
+        or (begin is not None and begin > now)
+        or submitted is None
+        or job.restarts != entry.attempt
+        or (entry.written is not None and job.reason == entry.reason_before)
+        or not same_size(present_shape(job, submitted.kind), submitted)
+    ):
+        return entry
+    barred = job.reason if job.bar is not None and job.bar.by_size else ""
+    return entry if barred == entry.barred else replace(entry, barred=barred)
 
 
 def struck_off(job: Job, entry: LedgerEntry) -> LedgerEntry:

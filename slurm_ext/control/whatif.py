@@ -58,7 +58,8 @@ class Foretold:
     """The plan document that the job would get, and what it stands on.
 
     ``acts`` tells whether the daemon would carry it out. ``others`` counts the waiting jobs of the
-    partition that are not planned: Slurm's priorities decide between them and this job.
+    partition that may start and are not planned: Slurm's priorities decide between them and this
+    job.
     """
 
     document: PlanDocument
@@ -101,6 +102,7 @@ def job_of(
         eligible_s=now,
         gpus=shape.gpus,
         nodes=shape.nodes,
+        max_nodes=_most_nodes(options, shape),
         ntasks=shape.ntasks,
         cpus=cpus,
         memory_mib=_memory_mib(options, shape, cpus),
@@ -117,6 +119,13 @@ def job_of(
         array="array" in options,
         held_by_user="hold" in options,
     )
+
+
+def _most_nodes(options: Mapping[str, str], shape: RequestedShape) -> int | None:
+    """The most nodes that Slurm may give it: with ``-N 2`` two, without ``-N`` any number."""
+    if "nodes" not in options:
+        return None
+    return max(shape.nodes, shape.nodes_max if "-" in options["nodes"] else 0)
 
 
 def _count(text: str) -> int:
@@ -176,8 +185,7 @@ def foretell(
         1
         for other in snapshot.pending()
         if other.job_id not in decided.view.facts
-        and other.eligible
-        and not other.held
+        and other.competes
         and not set(other.partitions).isdisjoint(job.partitions)
     )
     return Foretold(document, acts, others)

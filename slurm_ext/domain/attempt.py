@@ -16,6 +16,8 @@ from slurm_ext.domain.errors import ProtocolError
 ATTEMPTS_VERSION = 1
 MAX_ATTEMPTS = 64
 MAX_ATTEMPTS_BYTES = 65536
+# Of the steps beside the one that an attempt tells of; those that ended well are dropped first.
+MAX_STEPS = 31
 _MAX_NUMBER = 1e15
 
 
@@ -49,6 +51,28 @@ class Cause(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One more step of an attempt, beside the one that the attempt itself tells of.
+
+    A script may start several programs under ``ft-run``, one after the other or beside each other.
+    The fields mean what they mean in `Attempt`; ``step`` is Slurm's number of the step.
+    """
+
+    step: int
+    started_s: float
+    gpus: int
+    nodes: tuple[str, ...] = ()
+    ended_s: float | None = None
+    cause: Cause | None = None
+    exit_code: int | None = None
+    restored_step: int | None = None
+    last_step: int | None = None
+    saved_step: int | None = None
+    requeued: bool = False
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Attempt:
     """One start of a job. Times are seconds since the epoch, durations seconds.
 
@@ -58,6 +82,9 @@ class Attempt:
     time of a whole save, ``stall_s`` the time in which training stood still for saves,
     ``paused_s`` that in which all ranks were paused.
     ``requeued`` tells whether the job was sent back to the queue, ``reason`` says why or why not.
+    Where a script has several steps under ``ft-run``, ``started_s`` is the start of the first one
+    and the rest is told of one step, number ``step``: the one that sent the job back, else one
+    that runs, else the last to end. ``steps`` are the others.
     """
 
     number: int
@@ -77,6 +104,8 @@ class Attempt:
     paused_s: float = 0.0
     requeued: bool = False
     reason: str = ""
+    step: int = 0
+    steps: tuple[StepRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +139,14 @@ def parse_attempts(text: str, place: str) -> Attempts:
             _bound(place, name, getattr(attempt, name))
         for name in ("restored_step", "last_step", "saved_step", "save_s", "stall_s", "paused_s"):
             _bound(place, name, getattr(attempt, name))
+        _bound(place, "step", attempt.step)
+        if len(attempt.steps) > MAX_STEPS:
+            raise ProtocolError(f"{place}: more than {MAX_STEPS} further steps; not read")
+        for step in attempt.steps:
+            for name in ("step", "started_s", "gpus", "ended_s"):
+                _bound(place, f"steps.{name}", getattr(step, name))
+            for name in ("restored_step", "last_step", "saved_step"):
+                _bound(place, f"steps.{name}", getattr(step, name))
     return document
 
 

@@ -19,13 +19,19 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """``low <= value <= high``, in the unit that the owner of the field states."""
+    """``low <= value <= high``, in the unit that the owner of the field states.
+
+    ``unlimited`` says that nothing bounds the quantity (a job without a time limit and without an
+    estimate): then the numbers only stand in where planning needs some, and people and ``--json``
+    are told that there is no limit, and no number.
+    """
 
     value: float
     low: float
     high: float
     source: Source
     note: str = ""
+    unlimited: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.low <= self.value <= self.high):
@@ -34,5 +40,10 @@ class Estimate:
     def scaled(self, factor: float) -> Estimate:
         """The estimate of ``factor`` (> 0) times the quantity."""
         return Estimate(
-            self.value * factor, self.low * factor, self.high * factor, self.source, self.note
+            self.value * factor,
+            self.low * factor,
+            self.high * factor,
+            self.source,
+            self.note,
+            self.unlimited,
         )

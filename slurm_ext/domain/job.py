@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_ext.domain.reasons import BARS, Bar
+
 
 class JobState(StrEnum):
     """Base states of Slurm's job state machine (flags such as COMPLETING are separate)."""
@@ -168,6 +170,20 @@ class Job:
     def held(self) -> bool:
         """Whether a person (not us: we never hold) keeps the job from starting."""
         return self.held_by_user or self.held_by_admin
+
+    @property
+    def bar(self) -> Bar | None:
+        """Why Slurm will not start the waiting job as it is, whatever becomes free."""
+        bar = BARS.get(self.reason)
+        if bar is None or not self.pending:
+            return None
+        several = len(self.partitions) > 1 or "," in self.qos
+        return None if several and not bar.anywhere else bar
+
+    @property
+    def competes(self) -> bool:
+        """Whether Slurm may start it, as it is, as soon as there is room and it is its turn."""
+        return self.eligible and not self.held and self.bar is None
 
     @property
     def partition(self) -> str:

@@ -60,9 +60,11 @@ class LedgerEntry:
 
     ``unstarted`` are GPU counts in which Slurm did not start the job in this attempt although it
     was let go: they are not tried again either. ``reason_before`` is Slurm's reason at the time of
-    that write, which it goes on showing until it next looks at the job. ``resized_by_hand`` tells
-    that somebody else gave the job another size, which it keeps; ``first_nodes`` is the node count
-    that Slurm showed at first, by which a later one is told from one that Slurm derived.
+    that write, which it goes on showing until it next looks at the job. ``barred`` is the reason
+    for which Slurm does not start it in its submitted size, whatever becomes free; under a lease it
+    says nothing about that. ``resized_by_hand`` tells that somebody else gave the job another size,
+    which it keeps; ``first_nodes`` and ``first_cpus`` are the counts that Slurm showed at first, by
+    which later ones are told from those that Slurm derived (``None`` = not known).
 
     ``requeues`` are the last returns to the queue, the oldest first, ``restarts`` Slurm's count up
     to which they were noted (``None`` = not looked at yet).
@@ -90,7 +92,9 @@ class LedgerEntry:
     given_back: bool = False
     unstarted: tuple[int, ...] = ()
     reason_before: str = ""
+    barred: str = ""
     resized_by_hand: bool = False
     first_nodes: int | None = None
+    first_cpus: int | None = None
     requeues: tuple[Requeue, ...] = ()
     restarts: int | None = None

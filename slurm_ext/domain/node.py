@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 class Node:
     """One node. ``gpus_alloc`` counts GPUs held by running and completing jobs.
 
-    ``available`` is false for nodes that are down, drained, draining, powered off, reserved for
-    maintenance or not responding: none of their GPUs is free, whatever the counters say.
+    ``available`` is false for nodes that are down, drained, draining, being switched off,
+    reserved for maintenance or not responding: none of their GPUs is free, whatever the counters
+    say. Of a node that is switched off to save power they are: Slurm switches it on for a job.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Node:
 class Partition:
     """One partition. ``None`` limits are unlimited; ``max_time_s`` in seconds.
 
+    ``min_nodes`` binds jobs that name a most number of nodes: to others Slurm gives that many.
     ``grace_s`` is what a preempted job has between SIGTERM and SIGKILL.
     ``qos`` names the partition's own QOS, whose limits hold beside those of the job's QOS.
     """
@@ -55,6 +57,7 @@ class Partition:
     available: bool = True
     max_time_s: float | None = None
     max_nodes: int | None = None
+    min_nodes: int | None = None
     priority_tier: int = 1
     preempt_mode: str = "OFF"
     grace_s: float = 0.0
@@ -82,7 +85,9 @@ class Limits:
     sum over the jobs of one user or account in a QOS. Minutes are GPUs (CPUs) times minutes of time
     limit: of one job (``max_*_minutes_per_job``), of all that run (``grp_*_run_minutes``), or ever
     (``grp_*_minutes``, of which ``used_*_minutes`` were used when this was read).
-    ``over_partition`` says that this QOS goes before the partition's own (OverPartQOS).
+    ``over_partition`` says that this QOS goes before the partition's own (OverPartQOS), ``waives``
+    names the fields of `Partition` that do not bind its jobs (PartitionTimeLimit ...). ``exact`` is
+    false where a limit per job may be too tight: one on a single type of GPU, or of one partition.
     """
 
     name: str
@@ -114,6 +119,8 @@ class Limits:
     used_cpu_minutes: int = 0
     parent: str = ""
     over_partition: bool = False
+    waives: frozenset[str] = frozenset()
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slurm_ext.domain.attempt import Attempt
 from slurm_ext.domain.codec import loads
 from slurm_ext.domain.errors import ProtocolError
 
@@ -30,6 +32,8 @@ _SUFFIX = ".json"
 # How a job that was saved and goes back to the queue is told (`PauseAnswer.end`).
 ENDED_SAVED = "saved"
 ENDED_REFUSED = "refused"
+# How a refusal ends (`PauseAnswer.reason`) because the job is paused, or about to be.
+UNDER_WAY = "is under way"
 _MOST_WHO = 100
 _PAUSED = re.compile(rf"paused by (?P<who>.{{1,{_MOST_WHO}}}?) for (?P<hold_s>\d{{1,8}}) s\b")
 # What a session that leaves a pause puts before its reason (`slurm_ft.status.Status.note`).
@@ -66,6 +70,32 @@ class Paused:
     def words(self) -> str:
         """In one reason, first of all."""
         return f"paused by {self.who[:_MOST_WHO] or 'its owner'} for {self.hold_s:.0f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """A start that a pause has put off: the attempt that left for it, and what it said."""
+
+    attempt: Attempt
+    ended_s: float
+    paused: Paused
+
+    def until_s(self, begin_s: float | None) -> float:
+        """The earliest start. Slurm's begin time is written a little after the attempt's end."""
+        return max(self.ended_s + self.paused.hold_s, begin_s or 0.0)
+
+
+def last_pause(attempts: Sequence[Attempt]) -> PutOff | None:
+    """The last attempt of a job that waits, where it left for the queue because of a pause.
+
+    That the job waits is what the caller knows of Slurm: then it was sent back, whether or not the
+    attempt still learnt so.
+    """
+    if not attempts or attempts[-1].ended_s is None:
+        return None
+    last = attempts[-1]
+    paused = read_paused(last.reason)
+    return None if paused is None or last.ended_s is None else PutOff(last, last.ended_s, paused)
 
 
 def read_paused(reason: str) -> Paused | None:

@@ -160,7 +160,8 @@ def ends_at(
     if job.end_s is not None:
         bounds = [min(b, max(0.0, job.end_s - now)) for b in bounds]
     low, value, high = sorted(bounds)
-    return Estimate(now + value, now + low, now + high, left_s.source, left_s.note)
+    unlimited = left_s.unlimited and job.end_s is None
+    return Estimate(now + value, now + low, now + high, left_s.source, left_s.note, unlimited)
 
 
 def _by_report(job: Job, sources: EstimateSources, now: float) -> Estimate | None:
@@ -188,7 +189,7 @@ def declared_s(job: Job, sources: EstimateSources, reason: str) -> Estimate:
     habit = sources.habits.get((job.user, Declared.LIMIT), NO_HABIT)
     limit = job.time_limit_s if job.time_limit_s is not None else NO_LIMIT_S
     note = f"time limit {limit:.0f} s" if job.time_limit_s is not None else "no time limit"
-    if habit.runs:
+    if habit.runs and job.time_limit_s is not None:
         note += (
             f" x {habit.factor:.2f} (median of {habit.runs} past jobs of {job.user}, at least 1)"
         )
@@ -203,6 +204,7 @@ def declared_s(job: Job, sources: EstimateSources, reason: str) -> Estimate:
         max(value, limit * habit.high),
         Source.DECLARED,
         note,
+        unlimited=job.time_limit_s is None,
     )
 
 

@@ -39,6 +39,7 @@ from dataclasses import dataclass, fields
 
 from slurm_ext.domain.errors import SolverError
 from slurm_ext.domain.plan import Term
+from slurm_ext.domain.spans import about, counted
 from slurm_ext.optimize.problem import Item, Option, Problem
 
 # Remaining times below this are noise of the estimate; without a floor one job at its last step
@@ -84,7 +85,8 @@ class Choice:
     """One allowed GPU count of a job: what it would mean in time.
 
     ``delay_s`` is spent before useful work begins (restart, checkpoint, pipeline switch).
-    ``planned`` marks the count that the last plan gave.
+    ``planned`` marks the count that the last plan gave. ``unlimited`` says that ``remaining_s``
+    only stands in for the time of a job that has no limit.
     """
 
     gpus: int
@@ -93,6 +95,15 @@ class Choice:
     planned: bool = False
     tag: Hashable = None
     pool: str = ""
+    unlimited: bool = False
+
+    @property
+    def work(self) -> str:
+        """What is left to do, in words."""
+        on = f"left on {counted(self.gpus, 'GPU')}"
+        if self.unlimited:
+            return f"work {on}, without a time limit"
+        return f"{about(self.remaining_s)} of work {on}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +190,12 @@ def in_words(demand: Demand, index: int, terms: Terms) -> tuple[Term, ...]:
     """The terms of one choice as the plan keeps them; those that are zero are left out."""
     choice = demand.choices[index]
     words = {
-        "progress": f"{choice.remaining_s:.0f} s of work left on {choice.gpus} GPUs",
+        "progress": choice.work,
         "start": "running at all, even on its smallest count",
-        "waiting": f"has waited {demand.waited_s:.0f} s since its first submission",
-        "deadline": f"this count keeps its deadline in {demand.deadline_in_s or 0.0:.0f} s",
+        "waiting": f"has waited {about(demand.waited_s)} since its first submission",
+        "deadline": f"this count keeps its deadline in {about(demand.deadline_in_s or 0.0)}",
         "lease": "the count the last plan gave; another must be better by a margin",
-        "switch": f"{choice.delay_s:.0f} s pass before useful work begins",
+        "switch": f"{about(choice.delay_s)} pass before useful work begins",
         "fairness": f"fairness weight {demand.weight:g}",
     }
     return tuple(

@@ -52,6 +52,7 @@ class Open:
                     remaining_s=c.remaining_s.value,
                     planned=c.configuration == self.planned,
                     pool=self.fact.pool,
+                    unlimited=c.remaining_s.unlimited,
                 )
                 for c in self.candidates
             ),

@@ -104,7 +104,7 @@ def _competitors(view: View) -> tuple[Mapping[str, Sequence[Job]], list[Job]]:
         fact = view.facts.get(job.job_id)
         if fact is not None and fact.permit.order and fact.candidates:
             mine.setdefault(fact.pool, []).append(job)
-        elif job.eligible and not job.held:
+        elif job.competes:
             foreign.append(job)
     return mine, foreign
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from slurm_ext.domain.configuration import Candidate
+from slurm_ext.domain.estimate import Estimate
 from slurm_ext.domain.job import Job
 from slurm_ext.domain.plan import Decision, Term, Verdict
 from slurm_ext.domain.policy import JobFacts
@@ -94,10 +95,17 @@ def waits(
             Term(
                 "value per GPU",
                 worth_per_gpu(item.candidate, fact),
-                f"about {remaining.value:.0f} s of work on {counted(item.candidate.gpus, 'GPU')}",
+                _work(remaining, item.candidate.gpus),
             ),
         ),
     )
+
+
+def _work(remaining: Estimate, gpus: int) -> str:
+    on = f"on {counted(gpus, 'GPU')}"
+    if remaining.unlimited:
+        return f"work {on}, without a time limit"
+    return f"about {about(remaining.value)} of work {on}"
 
 
 def carried(job: Job, fact: JobFacts, carrier: str, rank: int) -> Decision:

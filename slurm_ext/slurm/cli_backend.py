@@ -20,7 +20,7 @@ from slurm_ext.domain.job import Job
 from slurm_ext.domain.node import Limits, Node, Partition, Reservation, Topology
 from slurm_ext.domain.snapshot import Snapshot
 from slurm_ext.slurm import parse_jobs, parse_limits, scontrol
-from slurm_ext.slurm.arrays import exact_id
+from slurm_ext.slurm.arrays import Records, exact_id
 from slurm_ext.slurm.completeness import Completeness
 from slurm_ext.slurm.facts import Identity, RpcStats, SlurmConfig
 from slurm_ext.slurm.json_documents import DATA_PARSERS, jobs_from_json
@@ -67,6 +67,7 @@ class CliBackend:
         self._known: dict[int, Ranking] = {}
         self._written: dict[str, int] = {}
         self._data_parser: str | None = None
+        self._job_columns: tuple[str, ...] = ()
         self._observed: dict[int, tuple[Job | None, tuple[bool, int, bool], Job]] = {}
         self._ranking_rows: dict[str, tuple[int, Ranking]] = {}
         self._pool = ThreadPoolExecutor(max_workers=3, thread_name_prefix="slurm")
@@ -94,7 +95,7 @@ class CliBackend:
         if not wanted:
             return ()
         ranking = self._pool.submit(self._priorities)
-        form = RowFormat(parse_jobs.COLUMNS, new_mark())
+        form = RowFormat(self._columns(), new_mark())
         rows = self._rows(form, wanted)
         found = [job for job in self.parser.parse(rows, form) if job.job_id in wanted]
         return tuple(self._observe(found, ranking.result() or {}, now_s))
@@ -203,7 +204,7 @@ class CliBackend:
     def _read_queue(self, now_s: float) -> list[Job]:
         """All jobs, checked for completeness."""
         ranking = self._pool.submit(self._priorities)
-        form = RowFormat(parse_jobs.COLUMNS, new_mark())
+        form = RowFormat(self._columns(), new_mark())
         rows = self._rows(form, None)
         jobs = self.parser.parse(rows, form)
         ranked = ranking.result()
@@ -245,14 +246,38 @@ class CliBackend:
             observed.append(result)
         return observed
 
-    def _rows(self, form: RowFormat, wanted: Collection[str] | None) -> list[str]:
-        """Rows of squeue: of all jobs, or of the named ones and perhaps of some more.
+    def _columns(self) -> tuple[str, ...]:
+        """The columns to ask for, by what squeue says of itself, once and without slurmctld.
 
-        A single id that is gone makes squeue fail; of several, it leaves those out. So the answer
-        about one unknown job is "no row".
+        One that cannot say it is an old one, which has the old columns.
         """
-        argv = [*_SQUEUE, "-O", form.argument]
-        bases = _bases(wanted or ())
+        if not self._job_columns:
+            known = self.runner.run(["squeue", "--helpFormat"], check=False).stdout
+            self._job_columns = parse_jobs.columns(known)
+        return self._job_columns
+
+    def _rows(self, form: RowFormat, wanted: Collection[str] | None) -> list[str]:
+        """Rows of squeue, one per record: of all jobs, or of the named ones and perhaps of more.
+
+        Only where an array's tasks are at equal distances, a second call asks for the last one
+        (see ``arrays``). A single id that is gone makes squeue fail; of several, it leaves those
+        out. So the answer about one unknown job is "no row".
+        """
+        found = Records(
+            self._squeue(form, _bases(wanted or ()), "-r"), form.columns.index("JobArrayID")
+        )
+        doubtful = found.doubtful()
+        if doubtful:
+            own = RowFormat(("JobArrayID",), new_mark())
+            together = [own.fields(row, "squeue")[0] for row in self._squeue(own, list(doubtful))]
+            try:
+                found.complete(doubtful, together)
+            except ValueError as exc:
+                raise SourceMissingError("squeue", f"{exc}, cut off?") from exc
+        return found.rows()
+
+    def _squeue(self, form: RowFormat, bases: Sequence[str], *options: str) -> list[str]:
+        argv = [*_SQUEUE, *options, "-O", form.argument]
         if 0 < len(bases) <= _MAX_IDS:
             argv += ["-j", ",".join(bases)]
         try:
@@ -276,10 +301,10 @@ class CliBackend:
         wanted = set(job_ids)
         if not wanted:
             return {}
-        form = RowFormat(("JobArrayID", column), new_mark())
+        form = RowFormat(("JobID", "JobArrayID", column), new_mark())
         found: dict[str, str] = {}
         for row in self._rows(form, wanted):
-            squeue_id, text = form.fields(row, "squeue")
+            _, squeue_id, text = form.fields(row, "squeue")
             job_id = exact_id(squeue_id)[0]
             if job_id in wanted:
                 found[job_id] = "" if text == "(null)" else text

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 DEFAULT_CRED_EXPIRE_S = 120.0
+_WITHOUT_REQUEUE_DELAY = (24, 11)
 _NONE = frozenset({"", "(null)", "none", "n/a"})
 
 
@@ -133,14 +134,15 @@ class SlurmConfig:
     def requeue_hold_s(self) -> float:
         """How long Slurm keeps a requeued job back, in seconds.
 
-        It is the lifetime of a credential and one second (seen on 24.11.5), unless a later release
-        is told otherwise with requeue_delay.
+        It is the lifetime of a credential and one second (24.11.5 and 26.05.5), or as many seconds
+        as SchedulerParameters=requeue_delay says and one (26.05.5; what is no number counts as 0).
+        24.11 does not know that parameter.
         """
-        for key in ("SchedulerParameters", "SlurmctldParameters"):
-            text = split_parameters(self.get(key)).get("requeue_delay", "")
-            if text.isdigit():
-                return float(text)
-        return self.cred_expire_s + 1.0
+        text = self.scheduler_parameters.get("requeue_delay")
+        if text is None or self.release <= _WITHOUT_REQUEUE_DELAY:
+            return self.cred_expire_s + 1.0
+        match = re.match(r"\d+", text)
+        return float(match[0] if match else 0) + 1.0
 
     @property
     def kill_wait_s(self) -> int:

@@ -1,13 +1,16 @@
 """JSON of ``squeue --json`` and slurmrestd to jobs and nodes, whatever its age.
 
 Read: the bare form of 21.08 and 22.05 (plain numbers, ``job_state`` a word) and data_parser v0.0.39
-to v0.0.43 (``{set, infinite, number}``, lists of states). Used for details of single jobs and by
-slurmrestd; the cycle reads text columns, which cost a thirtieth. No version has ``site_factor``.
+to v0.0.44 (``{set, infinite, number}``, lists of states). v0.0.45 tells of no job whether it wants
+whole nodes (``shared`` is empty for all of them on 26.05.5), so it is refused. Used for details of
+single jobs and by slurmrestd; the cycle reads text columns, which cost a thirtieth. No version has
+``site_factor``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +23,12 @@ from slurm_ext.slurm.arrays import exact_id
 from slurm_ext.slurm.parse_jobs import HELD_STATES, NOT_A_HOLD, requested_gpus
 from slurm_ext.slurm.state import ended, job_state
 
-# Newest first that all of 24.11 to 26.05 know, then the one of 23.11; then what 22.05 knows.
-DATA_PARSERS = ("v0.0.42", "v0.0.40", "")
+# First the one that all of 24.11 to 26.05 know, then later ones, for releases that have dropped it;
+# then the one of 23.11, and what 22.05 knows. 26.05 has v0.0.42 to v0.0.45.
+DATA_PARSERS = ("v0.0.42", "v0.0.43", "v0.0.44", "v0.0.40", "")
+_FIRST_SILENT = 45
+_NEVER_S = float(1 << 32)
+_PARSER = re.compile(r"v0\.0\.(\d+)", re.ASCII)
 _SHARED_ANYWAY = frozenset({"oversubscribe", "true", "yes"})
 
 
@@ -44,10 +51,11 @@ def whole(value: object, default: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One parsed answer: the release that wrote it, and its list of things."""
+    """One parsed answer: release and data_parser that wrote it, and its list of things."""
 
     release: str
     items: tuple[Mapping[str, Any], ...]
+    parser: str = ""
 
 
 def parse_document(text: str, key: str, source: str) -> Document:
@@ -69,13 +77,27 @@ def parse_document(text: str, key: str, source: str) -> Document:
         raise SourceMissingError(source, f"it has no list of {key}")
     meta = raw.get("meta") or {}
     slurm = meta.get("slurm") or meta.get("Slurm") or {}
-    return Document(str(slurm.get("release", "")), tuple(items))
+    plugin = meta.get("plugin") or {}
+    parser = str(plugin.get("data_parser", "")).removeprefix("data_parser/")
+    return Document(str(slurm.get("release", "")), tuple(items), parser)
 
 
 def jobs_from_json(text: str, source: str = "squeue --json") -> tuple[Job, ...]:
-    """Jobs that wait or hold resources. Raises SourceMissingError (see ``parse_document``)."""
+    """Jobs that wait or hold resources.
+
+    Raises SourceMissingError as ``parse_document`` does, and where a data_parser wrote them that
+    leaves out what is asked of a job here.
+    """
+    document = parse_document(text, "jobs", source)
+    known = _PARSER.match(document.parser)
+    if known and int(known[1]) >= _FIRST_SILENT:
+        raise SourceMissingError(
+            source,
+            f"data_parser {document.parser} does not tell which jobs want whole nodes; ask for"
+            f" {' or '.join(name for name in DATA_PARSERS if name)}",
+        )
     jobs = []
-    for item in parse_document(text, "jobs", source).items:
+    for item in document.items:
         try:
             job = job_from_json(item)
         except (DataError, KeyError, TypeError, ValueError) as exc:
@@ -167,9 +189,12 @@ def _text(item: Mapping[str, Any], key: str) -> str:
 
 
 def _moment(value: object) -> float | None:
-    """Epoch seconds; Slurm writes 0 for a time that is not known."""
+    """Epoch seconds; Slurm writes 0 for a time that is not known.
+
+    The end of a job without a time limit is its start and about 2^32 s (seen on 26.05.5).
+    """
     found = number(value)
-    return found if found else None
+    return found if found and found < _NEVER_S else None
 
 
 def _ids(item: Mapping[str, Any]) -> tuple[str, int, int]:

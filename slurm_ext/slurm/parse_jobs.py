@@ -68,13 +68,30 @@ _LASTING = (
     "Account",
 )
 COLUMNS = (*_CHANGING, *_LASTING)
+# Whether a job wants whole nodes stands in one of two columns. Slurm 24.11 has the first alone, and
+# says NO there of such a job; 26.05 has both, and there the first says NO of nearly every job.
+_SHARES, _EXCLUSIVE = "OverSubscribe", "Exclusive"
+_SHARES_AT = COLUMNS.index(_SHARES)
 _NONE = frozenset({"", "(null)", "N/A", "None", "NONE", "n/a"})
 _NO_LIMIT = frozenset({"PARTITION_LIMIT", "PARTITION LIMIT", "NONE"})
 _SHARING = frozenset({"OK", "YES"})
+_NOT_EXCLUSIVE = frozenset({"NO", *(word.upper() for word in _NONE)})
 HELD_STATES = frozenset({JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT})
 # Slurm zeroes the priority of such a job, but no person holds it: it waits for a new look.
 NOT_A_HOLD = frozenset({"BadConstraints"})
 MAX_CACHE = 200_000
+
+
+def columns(known: str) -> tuple[str, ...]:
+    """The columns to ask for, by the names that this squeue knows (``squeue --helpFormat``)."""
+    names = {name.lower() for name in known.split()}
+    own = _EXCLUSIVE if _EXCLUSIVE.lower() in names else _SHARES
+    return tuple(own if name == _SHARES else name for name in COLUMNS)
+
+
+def wants_whole_nodes(column: str, word: str) -> bool:
+    """Whether the job shares its nodes with no other, by the word in its column."""
+    return word.upper() not in (_NOT_EXCLUSIVE if column == _EXCLUSIVE else _SHARING)
 
 
 def text_or_empty(text: str) -> str:
@@ -152,7 +169,9 @@ class JobParser:
             lasting = self._lasting.get(rest)
             if lasting is None:
                 fields = form.fields(row, SOURCE)
-                lasting = self._lasting[rest] = _lasting(*fields[len(_CHANGING) :])
+                alone = wants_whole_nodes(form.columns[_SHARES_AT], fields[_SHARES_AT])
+                lasting = _lasting(*fields[len(_CHANGING) :], exclusive=alone)
+                self._lasting[rest] = lasting
             return _job(lasting, state, *changing)
         except (DataError, ValueError) as exc:
             raise SourceMissingError(
@@ -215,11 +234,13 @@ def _lasting(
     licenses: str,
     dependency: str,
     reservation: str,
-    oversubscribe: str,
+    _sharing: str,
     het_job_id: str,
     restarts: str,
     batch: str,
     account: str,
+    *,
+    exclusive: bool,
 ) -> _Lasting:
     job_id, tasks = exact_id(squeue_id)
     base = re.match(r"\d+", job_id)
@@ -262,7 +283,7 @@ def _lasting(
             "licenses": text_or_empty(licenses),
             "dependency": text_or_empty(dependency),
             "reservation": text_or_empty(reservation),
-            "exclusive": oversubscribe.upper() not in _SHARING,
+            "exclusive": exclusive,
             "array": "_" in job_id,
             "array_tasks": tasks,
             "het_job_id": int(het_job_id) if het_job_id.isdigit() and het_job_id != "0" else None,

@@ -43,6 +43,12 @@ ASSOC_COLUMNS = (
     "GrpTRESRunMins",
     "GrpTRESMins",
 )
+# Flags of a QOS that let its jobs go past a limit of the partition, and the field that holds it.
+_WAIVES = {
+    "PartitionMaxNodes": "max_nodes",
+    "PartitionMinNodes": "min_nodes",
+    "PartitionTimeLimit": "max_time_s",
+}
 USAGE_COMMAND = ("scontrol", "-o", "show", "assoc_mgr", "flags=assoc,qos")
 _RECORD = re.compile(
     r"^(?:ClusterName=\S* Account=(\S+) UserName=([^\s(]*)\S* |QOS=([^\s(]+)\(\d+\) )"
@@ -80,8 +86,12 @@ def parse_qos(text: str) -> dict[str, Limits]:
             per_account,
             least,
         )
-        over = "OverPartQOS" in flags.split(",")
-        found[f"qos:{name}"] = replace(limits, over_partition=over)
+        words = flags.split(",")
+        found[f"qos:{name}"] = replace(
+            limits,
+            over_partition="OverPartQOS" in words,
+            waives=frozenset(_WAIVES[word] for word in words if word in _WAIVES),
+        )
     return found
 
 
@@ -92,11 +102,13 @@ def parse_associations(text: str) -> dict[str, Limits]:
     not change it, but no limit of ours may be laxer, so the tighter value of each pair is kept.
     """
     found: dict[str, Limits] = {}
-    for account, user, _partition, parent, *rest in _rows(text, ASSOC_COLUMNS, "sacctmgr assoc"):
+    for account, user, partition, parent, *rest in _rows(text, ASSOC_COLUMNS, "sacctmgr assoc"):
         key = f"assoc:{account}:{user}" if user else f"assoc:{account}"
         words = f"user {user} of account {account}" if user else f"account {account}"
         above = account if user else parent
         limits = replace(_limits(words, *rest), parent=f"assoc:{above}" if above else "")
+        if partition:
+            limits = replace(limits, exact=False)
         found[key] = _tighter(found[key], limits) if key in found else limits
     return found
 
@@ -174,6 +186,7 @@ def _limits(
         max_cpus_per_account=account.cpus,
         max_memory_mib_per_account=account.memory_mib,
         min_gpus_per_job=low.gpus,
+        exact=not (job.gpu_types or job_mins.gpu_types),
     )
 
 
@@ -196,4 +209,4 @@ def _tighter(one: Limits, other: Limits) -> Limits:
         present = [value for value in values if value is not None]
         if present:
             changes[field.name] = min(present)
-    return replace(one, **changes)  # type: ignore[arg-type]
+    return replace(one, exact=False, **changes)  # type: ignore[arg-type]

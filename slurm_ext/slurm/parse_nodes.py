@@ -104,6 +104,7 @@ def parse_partition(line: str) -> Partition:
         available=_need(found, "State", line) == "UP",
         max_time_s=parse_slurm_limit(limit),
         max_nodes=_number(found.get("MaxNodes", "")),
+        min_nodes=_number(found.get("MinNodes", "")) or None,
         priority_tier=_number(found.get("PriorityTier", "")) or 1,
         preempt_mode=found.get("PreemptMode", "OFF"),
         grace_s=float(_number(found.get("GraceTime", "")) or 0),

@@ -101,7 +101,7 @@ class CommandRunner:
             out, err = process.communicate(stdin.encode(), timeout=limit)
         except subprocess.TimeoutExpired as exc:
             _kill(process)
-            raise SlurmCommandError(argv, None, f"no answer within {limit:g} s") from exc
+            raise SlurmCommandError(argv, None, unanswered(limit, exc.stderr)) from exc
         except BaseException:
             _kill(process)
             raise
@@ -115,6 +115,13 @@ class CommandRunner:
     def command(self, argv: Sequence[str]) -> list[str]:
         """The argument list that is really run; a test that reaches Slurm elsewhere changes it."""
         return list(argv)
+
+
+def unanswered(limit_s: float, stderr: bytes | None) -> str:
+    """Why a command was given up. What it complained of meanwhile tells a dead munged from a
+    controller that is away."""
+    lines = (stderr or b"").decode(errors="replace").strip().splitlines()
+    return f"no answer within {limit_s:g} s" + (f" ({lines[-1][:200]})" if lines else "")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

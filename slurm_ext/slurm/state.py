@@ -31,7 +31,18 @@ _ENDED = frozenset(
 _TELLING_FLAGS = ("COMPLETING", "CONFIGURING", "REQUEUE_HOLD", "SPECIAL_EXIT", "STAGE_OUT")
 
 _USABLE_BASE = frozenset({"IDLE", "MIXED", "ALLOCATED", "PLANNED", "COMPLETING"})
-_USABLE_FLAGS = frozenset({"PLANNED", "COMPLETING", "CLOUD", "DYNAMIC_NORM", "REBOOT_CANCEL"})
+# A node that is switched off to save power, or is on its way up, is one that Slurm starts jobs on.
+_USABLE_FLAGS = frozenset(
+    {
+        "PLANNED",
+        "COMPLETING",
+        "CLOUD",
+        "DYNAMIC_NORM",
+        "REBOOT_CANCEL",
+        "POWERED_DOWN",
+        "POWERING_UP",
+    }
+)
 _SUFFIXES = {
     "*": "NOT_RESPONDING",
     "~": "POWERED_DOWN",
@@ -86,4 +97,8 @@ def node_flags(text: str) -> tuple[str, frozenset[str]]:
 def node_available(text: str) -> bool:
     """Whether Slurm may start a job on a node in this state now."""
     base, flags = node_flags(text)
+    if "POWERED_DOWN" in flags and base != "IDLE":
+        return (
+            False  # switched off below a job: its start has failed, and Slurm does not say so yet
+        )
     return base in _USABLE_BASE and flags <= _USABLE_FLAGS

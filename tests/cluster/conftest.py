@@ -13,6 +13,7 @@ import pytest
 
 from ci.cluster import Cluster, ClusterSpec
 from tests.cluster import ft
+from tests.cluster.runner import lacks_pmix
 
 # Two node containers, so that one can fail while the other goes on.
 SHARED_SPEC = ClusterSpec(nodes=4, nodes_per_container=2, name_prefix="slurm-ext-test")
@@ -56,6 +57,13 @@ def desk(ranks: Cluster) -> Iterator[ft.Desk]:
     made = ft.Desk(ranks)
     yield made
     made.cancel()
+
+
+@pytest.fixture
+def pmix(ranks: Cluster) -> None:
+    """For tests whose steps start with `srun --mpi=pmix`."""
+    if lacks_pmix(ranks):
+        pytest.skip(f"Slurm of {ranks.spec.suite} is built without mpi/pmix")
 
 
 @pytest.fixture(autouse=True)

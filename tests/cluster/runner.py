@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 
 from ci.cluster import DAEMON_USER, Cluster, CommandError
+from ci.cluster.spec import SUITE
 from slurm_ext.domain.errors import SlurmCommandError
 from slurm_ext.slurm.process import Answer, CommandRunner, slurm_environment
+
+
+def hears_interrupts() -> None:
+    """For a child that is to be interrupted: shells start what runs in the background deaf to it,
+    and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def lacks_pmix(cluster: Cluster) -> bool:
+    """Whether this Slurm is built without mpi/pmix, as Debian's 26.05 is; the usual suite's has it,
+    and a test there that needs it must fail without."""
+    listed = cluster.exec(["srun", "--mpi=list"], check=False)
+    return cluster.spec.suite != SUITE and "pmix" not in listed.stdout + listed.stderr
 
 
 class ClusterRunner(CommandRunner):

@@ -105,7 +105,7 @@ RESIZES = {
     ),
     "8 to 1, one launcher per node": Resize(
         ["-N2", "-n2", "--gpus-per-node=4", "-c4"],
-        ["NumTasks=1", "NumNodes=1", "TresPerNode=gres/gpu:1", "CpusPerTask=1"],
+        ["NumTasks=1", "NumNodes=1", "TresPerNode=gres/gpu:1", "NumCPUs=4"],
         ShapeKind.LAUNCHER_PER_NODE,
         ranks=1,
         nodes=1,

@@ -66,6 +66,14 @@ def test_two_steps_with_one_checkpoint_directory_are_told_apart(
     said = job.output()
     assert said.count(f"slurm_ft: {ft.HOME}/ft-checkpoints/{job.id}: step ") == 1, said
     assert "give each step a directory of its own" in said
+    # Each step keeps its own end: the refused one is not lost behind the other.
+    (attempt,) = job.attempts()
+    refused = [step for step in attempt.steps if step.cause is Cause.USER_ERROR]
+    assert [step.exit_code for step in refused] == [1], attempt
+    # Where the last line of the script is the refused one, Slurm ends the other with the script.
+    assert attempt.step != refused[0].step
+    assert attempt.cause in (Cause.COMPLETED, Cause.CANCELLED)
+    assert "give each step a directory of its own" in refused[0].reason
 
 
 def test_two_jobs_with_one_checkpoint_directory_are_told_apart(
@@ -86,30 +94,34 @@ def test_two_jobs_with_one_checkpoint_directory_are_told_apart(
     assert all(row["step"] > 100 for row in third.log())
 
 
-@pytest.mark.parametrize("kind", ["full", "gone"])
+@pytest.mark.parametrize("kind", ["full", "cleared", "gone"])
 def test_a_job_comes_back_without_what_it_kept_elsewhere(
     ranks: Cluster, desk: ft.Desk, kind: str
 ) -> None:
-    """full: the state directory takes nothing more; gone: the checkpoints are deleted meanwhile."""
+    """full: the state directory takes nothing more; cleared: it is gone; gone: the checkpoints are
+    deleted meanwhile."""
     small = f"{ft.HOME}/small"
     if kind == "full":
         ranks.exec(["mkdir", "-p", small], container="c1")
         size = "size=64k,mode=700,uid=$(id -u alice)"
         ranks.exec(["bash", "-c", f"mount -t tmpfs -o {size} tmpfs {small}"], container="c1")
     try:
-        options = f"--state-dir={small}/state" if kind == "full" else ""
+        state = {"full": f"{small}/state", "cleared": f"{ft.HOME}/cleared-state"}.get(kind)
+        options = f"--state-dir={state}" if state else ""
         job = desk.submit(kind, LOOP, "--nodelist=n1", ft_run=options)
         job.wait_step(3)
         if kind == "full":
             fill = f"dd if=/dev/zero of={small}/fill bs=4k count=64"
             ranks.exec(["bash", "-c", fill], container="c1", check=False)
+        if kind == "cleared":
+            ranks.exec(["rm", "-r", f"{ft.HOME}/cleared-state"])
         ranks.exec(["scancel", "-s", "USR2", str(job.id)], user="alice")
         job.wait_restarts(1)
         if kind == "gone":
             ranks.exec(["rm", "-r", f"{ft.HOME}/ft-checkpoints/{job.id}"], user="alice")
         assert job.wait_end() == "COMPLETED"
         starts = {row["attempt"]: row["step"] for row in reversed(job.log())}
-        if kind == "full":
+        if kind != "gone":
             assert starts[1] > 1
         else:
             assert starts[1] == 1

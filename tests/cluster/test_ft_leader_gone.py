@@ -81,6 +81,7 @@ def test_a_step_that_slurm_kills_whole_is_requeued_by_the_batch_script(
     assert job.output().count("no ft-run of its step is left; job") == 1, job.output()
 
 
+@pytest.mark.usefixtures("pmix")
 @pytest.mark.timeout(400)
 def test_an_mpi_step_that_loses_an_ft_run_comes_back(ranks: Cluster, desk: ft.Desk) -> None:
     """MPI ends all ranks of a step that lost one, and their ft-runs with them."""
@@ -147,6 +148,38 @@ def test_a_job_that_its_owner_paused_is_told_as_such(
     assert job.state == "PENDING"
     ranks.exec(["slurm-ext", "resume", number, f"--config={CONFIG}"], user="alice")
     job.wait_step(6, attempt=1)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_step_that_a_node_does_not_take_is_requeued_by_the_batch_script(
+    ranks: Cluster, desk: ft.Desk
+) -> None:
+    """Its slurmd dies before srun begins: rank 0's program is killed while it waits for others."""
+    go = f"{ft.HOME}/unlaunched-go"
+    ranks.exec(["rm", "-f", go])
+    job = desk.submit(
+        "unlaunched",
+        TRAIN,
+        "-N2",
+        "-n2",
+        "--nodelist=n1,n3",
+        before=f"until [ -e {go} ]; do sleep 0.2; done",
+        after="ft-run --after=$code",
+    )
+    job.wait(lambda: job.marks("begin"), 60, "batch script")
+    (slurmd,) = ranks.exec(["pgrep", "-f", "^slurmd -N n3"], container="c2").stdout.split()
+    ranks.exec(["kill", "-KILL", slurmd], container="c2")
+    try:
+        ranks.exec(["touch", go], user="alice")
+        job.wait_restarts(1, 120)
+    finally:
+        ranks.exec(["slurmd", "-N", "n3"], container="c2")
+        ranks.exec(["scontrol", "update", "NodeName=n3", "State=RESUME"], check=False)
+    job.assert_completed(120)
+    first = job.attempts()[0]
+    assert (first.cause, first.requeued) == (Cause.LOST_PEER, True), job.output()
+    assert "a node did not answer" in first.reason
 
 
 @pytest.mark.timeout(120)

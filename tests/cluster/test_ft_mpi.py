@@ -10,6 +10,7 @@ from tests.cluster import ft
 STEPS = 60
 
 
+@pytest.mark.usefixtures("pmix")
 @pytest.mark.timeout(180)
 def test_mpi_ranks_leave_together_and_come_back(ranks: Cluster, desk: ft.Desk) -> None:
     """One rank of three hears the signal (sig-one-rank); the session agrees over MPI."""
@@ -35,6 +36,7 @@ def test_mpi_ranks_leave_together_and_come_back(ranks: Cluster, desk: ft.Desk) -
     assert first.ranks == 3
 
 
+@pytest.mark.usefixtures("pmix")
 @pytest.mark.timeout(180)
 def test_two_nodes_of_one_container_start_mpi_steps_without_fail(ranks: Cluster) -> None:
     """Each node has a TmpFS of its own: with a shared one a fifth of such steps failed to start."""

@@ -90,6 +90,7 @@ def test_gpus_given_back_and_resumed(ranks: Cluster, desk: ft.Desk) -> None:
     assert (first.cause, first.reason) == (Cause.OPERATOR, "paused by alice for 3600 s")
 
 
+@pytest.mark.usefixtures("pmix")
 @pytest.mark.timeout(300)
 def test_an_mpi_job_is_paused(ranks: Cluster, desk: ft.Desk) -> None:
     """Ranks agree over MPI, and no torch is anywhere; every step is done once."""
@@ -248,6 +249,41 @@ spool, job = Path(sys.argv[1]), sys.argv[2]
 place = asking.operators_place(spool, 0, os.getuid())
 asking.send(place, asking.new_ask(job, PAUSE, hold_s=600.0), lambda: None)
 """
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_without_munge_on_its_node_a_job_obeys_its_owner_alone(
+    ranks: Cluster, desk: ft.Desk, daemon: Daemon
+) -> None:
+    """An operator is told why, by the only one who knows; nothing is half paused."""
+    daemon.prepare(partitions={})
+    daemon.start()
+    daemon.wait_cycles(1)
+    job = desk.submit("unvouched", "ft_train.py --step-s 0.3 --steps 150", "-N1", "-n2", "-wn1")
+    number = str(job.id)
+    job.wait_step(3)
+    ranks.exec(["pkill", "-KILL", "-x", "munged"], container="c1")
+    try:
+        for user in ("admin", DAEMON_USER):
+            done = as_user(ranks, user, "pause", number, "--for=5m")
+            assert done.rc == 1
+            assert "refused: c1 cannot check who asks: credential: munge" in done.stderr
+        before = job.last_step(0)
+        job.wait_step(before + 2)
+        done = as_user(ranks, "alice", "pause", number, "--for=5m")
+        assert "all ranks are paused" in done.stdout, done.stderr
+        done = as_user(ranks, "admin", "resume", number)
+        assert "cannot check who asks" in done.stderr
+        held(job, 2.0)
+        assert "all ranks go on" in as_user(ranks, "alice", "resume", number).stdout
+    finally:
+        ranks.exec(["runuser", "-u", "munge", "--", "/usr/sbin/munged"], container="c1")
+    # As soon as it is back, so is everything else.
+    done = as_user(ranks, "admin", "pause", number, "--for=2s", "--release=nothing")
+    assert "all ranks are paused" in done.stdout, done.stderr
+    job.wait_step(job.last_step(0) + 1)
+    assert job.restarts == 0
 
 
 @pytest.mark.timeout(400)

@@ -95,3 +95,30 @@ def test_sig_term_only_resumed_on_half_the_ranks_within_tolerance(
     worst = max(abs(float.fromhex(found[step]) / float.fromhex(wanted[step]) - 1) for step in found)
     print(f"largest relative difference of a loss: {worst:.2e}")
     assert worst <= LOSS_TOLERANCE
+
+
+@pytest.mark.timeout(300)
+def test_a_het_job_is_paused_leaves_and_comes_back_as_one(ranks: Cluster, desk: ft.Desk) -> None:
+    """Two components, two steps to Slurm, and one set of ranks: one launch, one pause, one end."""
+    job = desk.submit(
+        "het",
+        "ft_train.py --noise --hurry --step-s 0.3 --steps 40",
+        *("-N1", "-n2", "--nodelist=n1", ":", "-N1", "-n1", "--nodelist=n3"),
+        srun="--het-group=0,1",
+    )
+    desk.made.append(job.id + 1)
+    job.wait_step(4)
+    number = str(job.id)
+    argv = ["slurm-ext", "pause", number, "--for=5m", "--timeout=20s"]
+    assert "all ranks are paused" in ranks.exec(argv, user="alice").stdout
+    before = job.last_step(0)
+    ranks.exec(["sleep", "1"])
+    assert job.last_step(0) == before
+    assert "all ranks go on" in ranks.exec(["slurm-ext", "resume", number], user="alice").stdout
+    ranks.exec(["scancel", "-s", "USR2", number], user="alice")
+    job.wait_restarts(1)
+    job.assert_completed(120)
+    assert {row["ranks"] for row in job.log()} == {3}
+    first, second = job.attempts()
+    assert first.nodes == ("n1", "n3")
+    assert second.restored_step == first.saved_step == job.last_step(0)

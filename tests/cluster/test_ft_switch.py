@@ -164,6 +164,38 @@ def test_tasks_follow_each_other_faster_than_jobs_and_steps(ranks: Cluster, desk
 
 
 @pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_chain_is_paused_among_its_switches_and_preempted_while_it_is(
+    ranks: Cluster, desk: ft.Desk
+) -> None:
+    """Tasks of three steps, so that most moments are near a switch; each step is made once."""
+    given = [task(f"t{index}", index, 3) for index in range(24)]
+    job = chain(desk, "held", given, "--partition=preempt")
+    wait_task(job, "t0", 1)
+
+    def pause() -> None:
+        argv = ["slurm-ext", "pause", str(job.id), "--for=8m", "--timeout=20s"]
+        assert "all ranks are paused" in ranks.exec(argv, user="alice").stdout
+        before = steps_of(job)
+        ranks.exec(["sleep", "1"])
+        assert steps_of(job) == before
+
+    for _ in range(2):
+        pause()
+        ranks.exec(["slurm-ext", "resume", str(job.id)], user="alice")
+    pause()
+    thief = desk.preempt(f"--nodelist={job.facts()['BatchHost']}")
+    job.wait_restarts(1)
+    desk.cancel(thief)
+    ranks.exec(["scontrol", "update", f"JobId={job.id}", "StartTime=now"], check=False)
+    job.assert_completed(120)
+    made = [(row["task"], row["step"]) for row in steps_of(job)]
+    assert made == [(t["name"], s) for t in given for s in range(1, t["steps"] + 1)]
+    assert all(tasks_done(job).values())
+    assert [attempt.cause for attempt in job.attempts()] == [Cause.PREEMPTED, Cause.COMPLETED]
+
+
+@pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_killed_ten_times_around_switches(ranks: Cluster, desk: ft.Desk) -> None:
     """A rank dies near a switch, again and again: no task is lost, none is trained twice."""

@@ -13,6 +13,7 @@ import pytest
 
 from ci.cluster import engine, registry
 from ci.replay.__main__ import INTERRUPTED, main
+from tests.cluster.runner import hears_interrupts
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -42,6 +43,7 @@ def test_interrupt_leaves_nothing_behind() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=hears_interrupts,
     )
     assert process.stderr is not None
     told = ""

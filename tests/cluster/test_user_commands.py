@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,7 +130,7 @@ def test_forecast_explanation_and_veto(installed: Cluster, daemon: Daemon) -> No
 
     # What has ended is told as past, and is no longer in the queue.
     cluster.wait(
-        lambda: "has left the queue" in ask(cluster, "explain", str(vetoed)).stdout,
+        lambda: "has ended: " in ask(cluster, "explain", str(vetoed)).stdout,
         20,
         "the end in the explanation",
     )
@@ -158,40 +159,74 @@ def test_a_script_that_would_be_refused(
     assert installed.exec(["squeue", "-h"]).stdout == ""
 
 
+def gpus_of(cluster: Cluster, job: int) -> int:
+    """GPUs that a running job holds."""
+    (found,) = re.findall(r"gres/gpu=(\d+)", cluster.job(job)["AllocTRES"])
+    return int(found)
+
+
+@pytest.mark.timeout(180)
 def test_a_job_that_slurm_will_never_start_takes_no_gpus_from_others(
     installed: Cluster, daemon: Daemon
 ) -> None:
     """It was planned four GPUs, and a job that could have had eight got four, the rest idle."""
     cluster = installed
-    long = SCRIPT.replace("--ft-gpus=auto", "--ft-gpus=requested").replace("--time=5", "--time=60")
+    live = SCRIPT.replace("sleep 2", "sleep 120")
+    alone = cluster.sbatch(live)
+    cluster.wait_state(alone, "RUNNING", limit_s=60)
+    most = gpus_of(cluster, alone)
+    cluster.exec(["scancel", str(alone)])
+
+    long = SCRIPT.replace("--time=5", "--time=60")
+    fixed = long.replace("--ft-gpus=auto", "--ft-gpus=requested")
     limit = ["scontrol", "update", "partitionname=main", "maxtime=30:00"]
     blocker = fill(cluster)
     cluster.exec(limit)
     try:
-        barred = cluster.sbatch(long)
-        cluster.wait(
-            lambda: cluster.job(barred)["Reason"] == "PartitionTimeLimit", 30, "Slurm's reason"
-        )
-        cluster.wait(
-            lambda: plan_of(cluster, barred).get("decision", {}).get("verdict") == "leave",
-            20,
-            "that it is left out",
-        )
-        text = ask(cluster, "explain", str(barred)).stdout
-        assert "Slurm will not start it as it is" in text
-        assert "ask for less --time" in text
-        cluster.put(PATH, long, owner="alice")
-        forecast = ask(cluster, "explain", "--script", PATH).stdout
-        assert "01:00:00 is above the 00:30:00 of partition main" in forecast
-        # The limit is lifted: Slurm gives another reason, and it is planned like any other.
+        # Of a fixed size and not: no size makes the time shorter that its owner asked for.
+        barred = [cluster.sbatch(script) for script in (fixed, long)]
+        for job in barred:
+            cluster.wait(
+                lambda job=job: cluster.job(job)["Reason"] == "PartitionTimeLimit",
+                30,
+                "Slurm's reason",
+            )
+            cluster.wait(
+                lambda job=job: (
+                    "Slurm will not start it as it is" in ask(cluster, "explain", str(job)).stdout
+                ),
+                20,
+                "that it is left out",
+            )
+            assert plan_of(cluster, job)["decision"]["verdict"] == "leave"
+            assert "ask for less --time" in ask(cluster, "explain", str(job)).stdout
+        for script in (fixed, long):
+            cluster.put(PATH, script, owner="alice")
+            forecast = ask(cluster, "explain", "--script", PATH)
+            assert forecast.rc == 1
+            headline = forecast.stdout.splitlines()[0]
+            assert "would be accepted, and never started" in headline
+            assert "01:00:00 is above the 00:30:00 of partition main" in forecast.stdout
+            assert "Start " not in forecast.stdout
+        # The neighbour gets what it gets alone.
+        neighbour = cluster.sbatch(live)
+        daemon.wait_cycles(2)
+        cluster.exec(["scancel", str(blocker)])
+        cluster.wait_state(neighbour, "RUNNING", limit_s=60)
+        assert gpus_of(cluster, neighbour) == most == 8
+        # The limit is lifted: Slurm gives another reason, and they are planned like any other.
+        rest = cluster.sbatch("#!/bin/bash\nsleep 600\n", "-N2", "--gres=gpu:4", "--time=20")
+        cluster.wait_state(rest, "RUNNING", limit_s=30)
         cluster.exec([*limit[:-1], "maxtime=UNLIMITED"])
-        cluster.wait(
-            lambda: plan_of(cluster, barred).get("decision", {}).get("verdict") != "leave",
-            60,
-            "that it is planned again",
-        )
+        for job in barred:
+            cluster.wait(
+                lambda job=job: plan_of(cluster, job).get("decision", {}).get("verdict") != "leave",
+                60,
+                "that it is planned again",
+            )
+        cluster.exec(["scancel", str(neighbour), str(rest)])
+        for job in barred:
+            cluster.wait_state(job, "RUNNING", "COMPLETED", limit_s=60)
     finally:
         cluster.exec([*limit[:-1], "maxtime=UNLIMITED"], check=False)
-        cluster.exec(["scancel", str(blocker)], check=False)
-    cluster.wait_state(barred, "RUNNING", limit_s=60)
-    cluster.exec(["scancel", str(barred)], check=False)
+        cluster.exec(["scancel", "-u", "alice"], check=False)

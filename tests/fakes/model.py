@@ -38,7 +38,7 @@ class FakeNode:
 
     @property
     def usable(self) -> bool:
-        return self.state == "IDLE"
+        return self.state in ("IDLE", "IDLE~")  # switched on for a job
 
 
 @dataclass

@@ -82,5 +82,5 @@ def observed_node(node: FakeNode) -> Node:
         features=node.features,
         partitions=node.partitions,
         available=node.usable,
-        state=node.state if not node.usable else ("MIXED" if node.jobs else "IDLE"),
+        state="MIXED" if node.jobs and node.state == "IDLE" else node.state,
     )

@@ -9,14 +9,8 @@ import time
 
 MARK = "@MARK@"
 _VARIABLES = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "TZ": "UTC0"}
-# Fields of squeue -O that 24.11 knows, as far as the product could want them.
-_SQUEUE_FIELDS = """
-    jobid jobarrayid arrayjobid arraytaskid state statecompact reason username userid account
-    partition qos submittime eligibletime starttime endtime timelimit timeleft timeused accruetime
-    prioritylong priority nice numnodes numtasks numcpus maxnodes mincpus minmemory tres-per-job
-    tres-per-node tres-per-task tres-per-socket tres-alloc reqnodes excnodes nodelist feature
-    licenses dependency reservation oversubscribe hetjobid hetjobidset hetjoboffset restartcnt
-    batchflag admin_comment comment name"""
+# squeue knows it, and leaves it out of what it says of itself (24.11 and 26.05).
+_UNLISTED = ("tres-per-node",)
 _QOS = (
     "Name,Flags,MaxTRES,GrpTRES,MaxTRESPU,MaxTRESPA,MaxWall,MinTRES,MaxTRESMins,"
     "GrpTRESRunMins,GrpTRESMins"
@@ -71,15 +65,18 @@ def recording(folder: str, name: str) -> bytes:
 
 
 def squeue(arguments: list[str], recorded: str, _folder: str) -> bytes:
+    if arguments == ["--helpFormat"]:
+        return recording(recorded, "squeue_help_format.txt")
     if arguments[0].startswith("--json"):
         return _squeue_json(arguments, recorded)
-    if arguments[:5] != ["-h", "-a", "-t", "all", "-O"] or len(arguments) not in (6, 8):
+    if arguments[:6] != ["-h", "-a", "-t", "all", "-r", "-O"] or len(arguments) not in (7, 9):
         fail(f"squeue: these arguments were not recorded: {arguments}")
-    *front, last = arguments[5].split(",")
+    *front, last = arguments[6].split(",")
     columns = []
+    known = recording(recorded, "squeue_help_format.txt").decode().lower().split()
     for field in [*front, last]:
         name, _, suffix = field.partition(":")
-        if name.lower() not in _SQUEUE_FIELDS.split() or not suffix.startswith("\x1f"):
+        if name.lower() not in (*known, *_UNLISTED) or not suffix.startswith("\x1f"):
             fail(f"squeue: error: Invalid job format specification: {field!r}")
         columns.append(name)
     mark = last.partition("\x1f")[2]
@@ -91,10 +88,10 @@ def squeue(arguments: list[str], recorded: str, _folder: str) -> bytes:
     rows = recording(recorded, files[columns[-1]]).split(f"\x1f{MARK}\n".encode())[:-1]
     if len(rows[0].split(b"\x1f")) < len(columns):
         fail(f"squeue: the recording has other columns than {columns}")
-    if len(arguments) == 8:
-        if arguments[6] != "-j":
+    if len(arguments) == 9:
+        if arguments[7] != "-j":
             fail(f"squeue: these arguments were not recorded: {arguments}")
-        wanted = arguments[7].split(",")
+        wanted = arguments[8].split(",")
         at = columns.index("JobArrayID")
         rows = [r for r in rows if _number(r.split(b"\x1f")[at].decode()) in wanted]
         if not rows and len(wanted) == 1:
@@ -160,8 +157,11 @@ def scontrol(arguments: list[str], recorded: str, folder: str) -> bytes:
 def _update(lines: list[str], alone: bool, recorded: str, folder: str) -> bytes:
     """Knows the recorded jobs; refuses as scontrol does; notes what it would have written."""
     rows = recording(recorded, "squeue_comment.txt").split(f"\x1f{MARK}\n".encode())[:-1]
-    printed = [row.split(b"\x1f")[0].decode() for row in rows]
-    ids = {p.partition("%")[0] + "]" if "%" in p else p for p in printed}
+    records: dict[bytes, list[str]] = {}
+    for row in rows:
+        raw, name, _ = row.split(b"\x1f", 2)
+        records.setdefault(raw, []).append(name.decode())
+    ids = {names[0] if len(names) == 1 else _whole(names) for names in records.values()}
     failed = False
     for line in lines:
         word, _, rest = line.partition(" ")
@@ -183,6 +183,11 @@ def _update(lines: list[str], alone: bool, recorded: str, folder: str) -> bytes:
     if failed and alone:
         raise SystemExit(1)
     return b""
+
+
+def _whole(names: list[str]) -> str:
+    """The id of the record that these tasks of an array share; none of ours follow each other."""
+    return f"{names[0].partition('_')[0]}_[{','.join(name.partition('_')[2] for name in names)}]"
 
 
 def sacctmgr(arguments: list[str], recorded: str, _folder: str) -> bytes:

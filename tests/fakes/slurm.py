@@ -114,6 +114,8 @@ class FakeSlurm:
         self.writes: list[Action] = []
         self.late_size_writes: list[tuple[str, str, str]] = []
         self.cap_gpus: int | None = None  # a limit on GPUs of a job that only Slurm knows
+        # What Slurm would say of a job that it never starts as it is; empty where it may start.
+        self.bar: Callable[[FakeJob], str] = lambda job: ""
         self.late_limit_writes: list[tuple[str, str]] = []
         self.shrunk: list[str] = []
         self.before_write: Callable[[FakeSlurm, Action], None] | None = None
@@ -200,6 +202,13 @@ class FakeSlurm:
     def cancel(self, job_id: str) -> None:
         """scancel."""
         self._end(self.find(job_id), JobState.CANCELLED)
+
+    def forget(self, job_id: str) -> None:
+        """Die and come back with a state from before the last submission: its number is free."""
+        if self.find(job_id).raw_id != self._next_id - 1:
+            raise ValueError(f"job {job_id} was not submitted last")
+        del self.queue[self._next_id - 1]
+        self._next_id -= 1
 
     def hold(self, job_id: str, *, by_admin: bool = False) -> None:
         """A person's hold."""
@@ -441,6 +450,9 @@ class FakeSlurm:
 
     def _try(self, job: FakeJob, reserved: dict[str, tuple[FakeJob, float]]) -> bool:
         """Start the job (or one task of its array); whether there may be another task."""
+        if reason := self.bar(job):
+            job.reason = reason
+            return False
         if self.cap_gpus is not None and job.gpus > self.cap_gpus:
             job.reason = "QOSMaxGRESPerUser"
             return False

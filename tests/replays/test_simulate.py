@@ -485,7 +485,7 @@ def test_srtf_has_no_waiting_limit_unless_one_is_asked_for(tmp_path, free, capsy
     assert "waiting limit" not in jct("--waiting-limit", "30-0")[1]
     with pytest.raises(SystemExit):
         simulate(*words, "--waiting-limit", "soon")
-    assert "'soon': not a time; write 1-00:00:00 or none" in capsys.readouterr().err
+    assert "'soon': not a time; write none, seconds," in capsys.readouterr().err
 
 
 # -- a table of one's own ------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_ext.domain.attempt import Attempt, Attempts, Cause
+from slurm_ext.domain.attempt import Attempt, Attempts, Cause, parse_attempts
 from slurm_ft import exits
 from tests.wrappers.launched import (
     FT_RUN,
@@ -20,7 +20,11 @@ from tests.wrappers.launched import (
     Slurm,
     await_true,
     environment_of,
+    finish,
     leave,
+    ledger,
+    program,
+    ready,
 )
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs files of another user")
@@ -243,6 +247,27 @@ def test_a_step_before_the_one_that_was_preempted_is_done_again(slurm: Slurm):
     _attempt_before(slurm, Cause.PREEMPTED)
     code, out, _ = slurm.run("--", "/bin/echo", "ran", SLURM_RESTART_COUNT="1")
     assert (code, out) == (0, "ran\n")
+
+
+def test_a_step_that_fails_beside_another_one_is_kept(slurm: Slurm):
+    """Steps of one job had one record, and each wrote over what the other had written."""
+    (slurm.root / "spool" / "plans").mkdir(parents=True)
+    mark = slurm.root / "ready"
+    first = slurm.start(*program(f"--ready={mark}"), SLURM_STEP_ID="0")
+    ready(mark)
+    code, _, err = slurm.run("--", "/bin/sh", "-c", "exit 3", SLURM_STEP_ID="1")
+    assert code == 3, err
+    (whole,) = ledger(slurm)
+    assert (whole.step, whole.ended_s) == (0, None), "its end is not that of the attempt"
+    assert [(step.step, step.exit_code) for step in whole.steps] == [(1, 3)]
+    first.send_signal(signal.SIGUSR2)
+    assert finish(first)[0] == exits.REQUEUE
+    (whole,) = ledger(slurm)
+    (other,) = whole.steps
+    assert (whole.step, whole.requeued) == (0, True)
+    assert (other.step, other.exit_code, other.cause) == (1, 3, Cause.USER_ERROR)
+    copy = slurm.root / "spool" / str(os.getuid()) / "attempts-77.json"
+    assert parse_attempts(copy.read_text(), "copy").attempts == (whole,)
 
 
 def test_relative_directories_hold_wherever_the_program_goes(slurm: Slurm):

@@ -267,6 +267,39 @@ def test_the_batch_script_knows_nothing_of_a_program_that_saved_nothing(slurm: S
     assert slurm.calls("requeue") == []
 
 
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_step_that_slurm_could_not_launch_everywhere_comes_back(slurm: Slurm, opened: bool):
+    """A slurmd that is gone when srun begins: no program of the step has done anything wrong.
+
+    ``opened``: rank 0's ft-run had begun when Slurm killed what was there of the step.
+    """
+    if opened:
+        mark = slurm.root / "ready"
+        process = slurm.start(*program("--bare", f"--ready={mark}"), SLURM_STEP_ID="0")
+        ready(mark)
+        await_true(lambda: (slurm.state / "attempts-77.json").exists(), "ledger")
+        process.kill()
+        finish(process)
+    code, _, err = batch(slurm, 233)
+    assert code == 233
+    assert slurm.calls("requeue") == ["scontrol requeue 77"]
+    assert "Slurm could not start the step: a node did not answer" in err
+    (attempt,) = ledger(slurm)
+    assert (attempt.cause, attempt.requeued) == (Cause.LOST_PEER, True)
+
+
+def test_a_program_s_own_code_is_no_launch_that_failed(slurm: Slurm):
+    assert slurm.run(*program("--after=0", "--exit=233"))[0] == 233
+    assert batch(slurm, 233)[0] == 233
+    assert slurm.calls("requeue") == []
+
+
+@pytest.mark.parametrize("code", [1, 140])
+def test_an_srun_that_fails_by_its_own_options_is_not_tried_again(slurm: Slurm, code: int):
+    assert batch(slurm, code)[0] == code
+    assert slurm.calls("requeue") == []
+
+
 @pytest.mark.parametrize("word", ["", "x", "256", "-1"])
 def test_no_code_is_an_error(slurm: Slurm, word: str):
     code, _, err = slurm.run(f"--after={word}")

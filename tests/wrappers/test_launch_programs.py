@@ -31,6 +31,7 @@ def test_a_deaf_program_is_killed_in_time_and_the_job_comes_back(slurm: Slurm):
     assert code == 128 + signal.SIGKILL
     assert slurm.calls("requeue") == ["scontrol requeue 77"]
     assert ledger(slurm)[-1].cause is Cause.TIME_LIMIT
+    assert "its grace was nearly over, and was killed" in ledger(slurm)[-1].reason
 
 
 def test_a_program_without_a_session_is_not_requeued_blindly(slurm: Slurm):

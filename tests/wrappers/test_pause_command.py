@@ -127,7 +127,7 @@ def test_pause_and_resume(job: Job) -> None:
     code, _, err = job.command("pause", "77")
     assert code == 1
     assert "refused" in err
-    assert "under way" in err
+    assert "under way; slurm-ext resume 77 ends it, and slurm-ext pause --status 77 tells" in err
     code, out, err = job.command("resume", "77")
     assert (code, err) == (0, "")
     assert "all ranks go on" in out
@@ -268,6 +268,45 @@ def test_what_ends_other_processes_does_not_end_the_helper(job: Job) -> None:
     assert "all ranks go on" in out
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_nobody_waits_for_a_job_that_has_ended_meanwhile(job: Job, killed: bool) -> None:
+    """Its helper still says so, unless Slurm kills it with the step: then Slurm is asked."""
+    (helper,) = (pid for pid in everybody(job) if b"pause.serve" in words_of(pid))
+    # The rank listens, and then no safe point comes, as in a program that is past its last one.
+    for argv in (["pause", "77", "--release=nothing"], ["resume", "77"]):
+        assert job.command(*argv)[0] == 0
+    program = max(set(everybody(job)) - {helper, job.process.pid})
+    os.kill(program, signal.SIGSTOP)
+    asking = subprocess.Popen(
+        [sys.executable, "-m", "slurm_ext.cli.main", "pause", "77", "--timeout=60s"],
+        env={**job.slurm.variables, "SLURM_JOB_ID": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        await_true(
+            lambda: any(
+                '"asking"' in path.read_text() for path in job.slurm.state.glob("pause-answer-*")
+            ),
+            "first answer",
+        )
+        job.stands("COMPLETED None 77")
+        if killed:
+            os.kill(helper, signal.SIGKILL)
+        job.process.kill()
+        _, err = asking.communicate(timeout=20)
+    finally:
+        asking.kill()
+        processes.send(program, signal.SIGKILL)
+    assert asking.returncode == 1
+    words = (
+        "job 77: not paused: the job has ended (COMPLETED)"
+        if killed
+        else "job 77: refused: the program ended before its ranks came to a safe point"
+    )
+    assert words in err
+
+
 def words_of(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
@@ -393,7 +432,7 @@ def test_resume_of_a_paused_job_that_is_held_says_so(job: Job) -> None:
         ("COMPLETED None 77", "has ended (COMPLETED)"),
         ("SUSPENDED None 77", "is suspended by Slurm"),
         ("COMPLETING None 77", "is COMPLETING"),
-        ("", "is not in the queue"),
+        ("", "is not in the queue, and Slurm's accounting has no such job; squeue --me"),
     ],
 )
 def test_nobody_waits_for_a_job_that_does_not_run(job: Job, standing: str, words: str) -> None:
@@ -406,6 +445,23 @@ def test_nobody_waits_for_a_job_that_does_not_run(job: Job, standing: str, words
         assert code == (0 if "--status" in argv and standing.startswith("PENDING") else 1)
     assert not job.slurm.calls("scancel")
     assert not list(job.slurm.state.glob("pause-ask-*"))
+
+
+def test_a_job_that_has_ended_is_told_with_its_end(job: Job) -> None:
+    job.stands("")
+    row = f"77|{getpass.getuser()}|main|normal|FAILED|3:0|1700000000|1700000050|cpu=1\n"
+    (job.slurm.root / "sacct").write_text(row)
+    for verb, only in (("pause", "running"), ("resume", "paused")):
+        code, _, err = job.command(verb, "77")
+        assert code == 1
+        assert "job 77: has ended: FAILED with exit code 3 at " in err
+        assert f"only a {only} job can be {verb}d; slurm-ext explain 77 tells more" in err
+
+
+def test_resume_of_a_job_that_is_not_paused_names_what_to_do(job: Job) -> None:
+    code, _, err = job.command("resume", "77")
+    assert code == 1
+    assert "job 77: is not paused: no pause is under way; slurm-ext pause 77 pauses it" in err
 
 
 def test_status_tells_the_pause_that_holds(job: Job) -> None:

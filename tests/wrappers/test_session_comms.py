@@ -6,13 +6,18 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+import slurm_ft
+from slurm_ft import status, variables
 from slurm_ft.comm import ExchangeLostError
 from slurm_ft.session.comms import choose
+from slurm_ft.session.errors import SessionError
 from tests.wrappers.comm_exercise import exercise, expected
 from tests.wrappers.mpi_launcher import MpiLauncher
 from tests.wrappers.ranks import run_ranks, values
@@ -127,3 +132,71 @@ def test_mpi_ranks(mpi: MpiLauncher) -> None:
     assert "not used again, because barrier" in first.pop("again")
     assert 0.3 <= first.pop("waited_s") < 2.0
     assert replies == [expected(rank, 3) for rank in range(3)]
+
+
+def _forks(rank: int, place: Path, how: str) -> list[Any]:
+    """Rank 1 forks at step 5; how its child ended, and what its status says of an error."""
+    os.environ.update(
+        {
+            variables.JOB: "7",
+            variables.STATUS: str(place / f"status-{rank}.json"),
+            variables.CHECKPOINT_DIR: str(place / "ck"),
+            variables.COLLECTIVE_TIMEOUT_S: "10",
+        }
+    )
+    state = {"w": torch.ones(3)}
+    parent, ended = os.getpid(), 0
+    code = 9
+    try:
+        with slurm_ft.session(state=state, checkpoint="sync") as ft:
+            for step in range(1, 21):
+                dist.all_reduce(torch.ones(1))
+                if step == 5 and rank == 1:
+                    child = os.fork()
+                    if child == 0 and how == "raises":
+                        raise ZeroDivisionError("the child's own")
+                    if child == 0 and how == "leaves":
+                        break
+                    if child == 0:
+                        ft.step(step) if how == "steps" else ft.save(step)
+                    ended = _wait(child)
+                    between = status.read(place / "status-1.json")
+                    assert between is not None
+                    assert (between.done, between.failed) == (False, None)
+                ft.step(step)
+                if step == 12:
+                    ft.save(step)
+        code = 0
+    except ZeroDivisionError:
+        code = 3
+    except SessionError as exc:
+        code = 4 if "was forked by rank 1" in str(exc) else 5
+    finally:
+        if os.getpid() != parent:
+            os._exit(code)
+    said = status.read(place / f"status-{rank}.json")
+    assert said is not None
+    assert (said.done, said.step, said.saved_step) == (True, 20, 12)
+    return [ended, said.failed]
+
+
+def _wait(child: int) -> int:
+    """How it ended; it waits for nobody, so a second is long."""
+    end_s = time.monotonic() + 8.0
+    while time.monotonic() < end_s:
+        pid, word = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(word)
+        time.sleep(0.02)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("leaves", 0), ("raises", 3), ("steps", 4), ("saves", 4)]
+)
+def test_a_forked_child_has_no_part_in_the_session(tmp_path: Path, how: str, code: int) -> None:
+    """It would speak with its rank's voice to the others, and end what its rank still needs."""
+    found = values(run_ranks(2, lambda rank: _forks(rank, tmp_path, how)))
+    assert found[1] == [code, None]

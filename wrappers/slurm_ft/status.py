@@ -29,7 +29,11 @@ MAX_STATUS_BYTES = 16384
 _MAX_TEXT = 1000
 # Full, at its quota, read-only, or a file server that has lost it.
 _TAKES_NOTHING = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV}
+    {
+        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENODEV),
+        # Removed, or not mounted any more.
+        errno.ENOENT,
+    }
 )
 # Not TMPDIR, which a script may change between ft-run and the program.
 _ON_NODE = Path("/tmp")

@@ -138,10 +138,12 @@ class Slurm:
 @pytest.mark.parametrize(
     ("answer", "wanted"),
     [
-        (Answer("RUNNING\n", "", 0), None),
-        (Answer("COMPLETING\n", "", 0), None),
-        (Answer("PENDING\n", "", 0), chained.Gone(back=True)),
-        (Answer("CANCELLED\n", "", 0), chained.Gone(back=False)),
+        (Answer("RUNNING None N/A 7\n", "", 0), None),
+        (Answer("COMPLETING None N/A 7\n", "", 0), None),
+        (Answer("PENDING BeginTime N/A 7\n", "", 0), chained.Gone(back=True)),
+        (Answer("CONFIGURING None N/A 7\n", "", 0), chained.Gone(back=True)),
+        (Answer("CANCELLED None N/A 7\n", "", 0), chained.Gone(back=False)),
+        (Answer("RUNNING None N/A 7_1\nPENDING None N/A 7_2\n", "", 0), None),
         (Answer("", "", 0), chained.Gone(back=False)),
         (Answer("", "slurm_load_jobs error: Invalid job id specified", 1), chained.Gone(False)),
         (Answer("", "Unable to contact slurm controller", 1), None),

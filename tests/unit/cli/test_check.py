@@ -97,6 +97,7 @@ def test_what_only_leases_need_is_advice_while_nothing_is_leased():
     ("version", "level"),
     [
         ("24.11.5", Level.OK),
+        ("26.05.5", Level.OK),
         ("25.11.0", Level.ADVICE),
         ("21.08.8", Level.MEND),
         ("", Level.MEND),
@@ -255,7 +256,7 @@ def requeue(
 ) -> dict[str, Level]:
     settings = {
         "preempttype": "preempt/partition_prio",
-        "schedulerparameters": "max_batch_requeue=10000",
+        "maxbatchrequeue": "10000",
     }
     slurm = SlurmConfig("24.11.5", {**GOOD, **settings, **changes})
     lines = requeue_questions(slurm, victims or (LOW,), save_s, lifts=lifts)
@@ -267,7 +268,7 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
     assert set(found.values()) == {Level.OK}
     assert set(found) == {
         "JobRequeue",
-        "max_batch_requeue",
+        "MaxBatchRequeue",
         "PreemptMode of low",
         "GraceTime of low",
         "KillWait",
@@ -288,7 +289,14 @@ def test_a_cluster_whose_jobs_come_back_is_ok_in_every_line():
         ({"killwait": "15 sec"}, LOW, "KillWait"),
         ({"killonbadexit": "1"}, LOW, "KillOnBadExit"),
         ({"waittime": "30 sec"}, LOW, "WaitTime"),
-        ({"schedulerparameters": "bf_continue"}, LOW, "max_batch_requeue"),
+        ({"maxbatchrequeue": "5"}, LOW, "MaxBatchRequeue"),
+        # Slurm takes this without a complaint, and goes by its own parameter.
+        (
+            {"maxbatchrequeue": "5", "schedulerparameters": "max_batch_requeue=10000"},
+            LOW,
+            "MaxBatchRequeue",
+        ),
+        ({"maxbatchrequeue": ""}, LOW, "MaxBatchRequeue"),
         ({"authinfo": "cred_expire=5"}, LOW, "requeue delay"),
     ],
 )
@@ -358,14 +366,21 @@ def test_the_longest_save_of_running_jobs_counts():
 
 
 @pytest.mark.parametrize(
-    ("values", "hold_s"),
+    ("version", "values", "hold_s"),
     [
-        ({}, 121.0),
-        ({"authinfo": "cred_expire=5"}, 6.0),
-        ({"authinfo": "socket=/run/munge,cred_expire=300"}, 301.0),
-        ({"authinfo": "cred_expire=soon"}, 121.0),
-        ({"schedulerparameters": "bf_continue,requeue_delay=10"}, 10.0),
+        ("24.11.5", {}, 121.0),
+        ("24.11.5", {"authinfo": "cred_expire=5"}, 6.0),
+        ("24.11.5", {"authinfo": "socket=/run/munge,cred_expire=300"}, 301.0),
+        ("24.11.5", {"authinfo": "cred_expire=soon"}, 121.0),
+        ("24.11.5", {"schedulerparameters": "bf_continue,requeue_delay=7"}, 121.0),
+        ("26.05.5", {}, 121.0),
+        ("26.05.5", {"authinfo": "cred_expire=30"}, 31.0),
+        ("26.05.5", {"schedulerparameters": "bf_continue,requeue_delay=7"}, 8.0),
+        ("26.05.5", {"schedulerparameters": "requeue_delay=200"}, 201.0),
+        ("26.05.5", {"schedulerparameters": "requeue_delay=x"}, 1.0),
+        ("26.05.5", {"slurmctldparameters": "requeue_delay=9"}, 121.0),
     ],
 )
-def test_how_long_slurm_keeps_a_requeued_job_back(values, hold_s):
-    assert SlurmConfig("24.11.5", values).requeue_hold_s == hold_s
+def test_how_long_slurm_keeps_a_requeued_job_back(version, values, hold_s):
+    """Each as Slurm did it, but for the lifetimes of a credential other than 30 and 120 s."""
+    assert SlurmConfig(version, values).requeue_hold_s == hold_s

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from slurm_ext.cli.explain import base_id_of, tell
-from slurm_ext.domain.document import ENDED, Mode, PlanDocument
+from slurm_ext.domain.configuration import Configuration
+from slurm_ext.domain.document import ENDED, Mode, PlanDocument, Truth
 from slurm_ext.domain.errors import DataError
-from slurm_ext.domain.estimate import Source
+from slurm_ext.domain.estimate import Estimate, Source
 from slurm_ext.domain.plan import SolveInfo, Term, Verdict
 from slurm_ext.domain.policy import Permit
 from slurm_ext.policy.roomless import term_name
-from tests.unit.cli.spooled import MADE_S, Site, decision, document, estimate, whole
+from tests.unit.cli.spooled import MADE_S, Site, candidate, decision, document, estimate, whole
 
 
 @pytest.fixture
@@ -132,9 +133,63 @@ def test_a_running_job_is_told_with_what_it_was_granted() -> None:
 
 def test_a_job_that_ended_is_told_as_past() -> None:
     text = told(document(made=decision(waits_for="a seat"), state=ENDED))
-    assert "has left the queue; this is what was planned last" in text
+    assert ": has left the queue; sacct -j 7 may tell more; this is what was planned last" in text
     for words in ("Waits", "Place", "carries this out", "Lease"):
         assert words not in text
+
+
+NEVER = Estimate(3e7, 0.0, 3e7, Source.DECLARED, "no time limit; no --ft-model", unlimited=True)
+
+
+def test_a_stand_in_for_a_time_limit_is_not_told_as_a_time(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """365 days stood there for a job without --time."""
+    endless = replace(candidate(2, 1800.0), remaining_s=NEVER, throughput=None)
+    made = decision(remaining_s=NEVER, expected_start_s=MADE_S + 3e7)
+    end = replace(NEVER, value=MADE_S, low=0.0, high=MADE_S)
+    told_end = Truth(MADE_S, 0, 1, 1, 1.0, ends_s=end)
+    waiting = document(7, made, candidates=(endless,))
+    running = document(8, made, candidates=(endless,), state="RUNNING", truth=told_end)
+    for one in (waiting, running):
+        text = told(one)
+        assert "Work    not known: no time limit; no --ft-model" in text
+        assert "2 GPUs  no time limit\n" in text
+        assert " d " not in text
+    assert "Start   not known: a job that runs before it has no time limit" in told(waiting)
+    assert "End     not known: no time limit" in told(running)
+    site.write(waiting, running)
+    assert site.run("explain", "7", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    for left in (found["decision"]["remaining_s"], found["candidates"][0]["remaining_s"]):
+        assert (left["value"], left["low"], left["high"]) == (None, None, None)
+        assert left["note"].startswith("no time limit")
+    assert found["decision"]["expected_start_s"] is None
+    site.run("queue", "-h", "-o", "%e|%S|%F")
+    assert capsys.readouterr().out.splitlines() == [
+        "no time limit|N/A|N/A",
+        "no time limit|N/A|no time limit",
+    ]
+
+
+def test_a_job_without_gpus_is_told_what_that_means() -> None:
+    none = replace(candidate(1, 300.0), configuration=Configuration(0, (0,)))
+    made = document(
+        made=decision(Verdict.LEAVE),
+        requested_gpus=0,
+        present_gpus=0,
+        candidates=(none,),
+        refused={},
+    )
+    text = told(made)
+    assert "GPUs    none: it asks for no GPUs: there is nothing to plan, and Slurm orders" in text
+    assert "Considered" not in text
+
+
+def test_what_held_a_job_back_is_not_told_once_it_runs() -> None:
+    held = document(permit=Permit(reasons=("its owner asked for a later --begin",)))
+    assert "--begin" in told(held)
+    assert "--begin" not in told(replace(held, state="RUNNING"))
 
 
 def test_a_lease_that_runs_is_shown_and_one_that_ended_is_not() -> None:

@@ -191,7 +191,7 @@ def test_a_start_in_words(bench):
         "Start   within 10 s, with 16 GPUs on n[01-04] (4 submitted)",
         "counts it may get: 1, 2, 4, 8, 16",
         "  12 GPUs  no: global batch 256 does not divide by 12 GPUs\n      16 GPUs  30 s (25 s to",
-        "Alone   Slurm by itself would start it in 55 s on n01 as submitted",
+        "Alone   Slurm by itself expects to start it in 55 s on n01 as submitted",
         "the daemon acts in partition main and would carry this out",
     ):
         assert line in text
@@ -209,6 +209,20 @@ def test_a_wait_in_words(bench):
 def test_jobs_that_are_not_planned_are_counted(bench):
     _foreign(bench)
     assert "1 other waiting job is not planned by slurm-ext" in words(ask(bench))
+
+
+def test_those_that_never_start_are_not(bench):
+    bench.fill()
+    foreign = bench.slurm.submit(gpus=4, user="bob", base_priority=10**6)
+    bench.slurm.bar = lambda job: "PartitionTimeLimit" if str(job.raw_id) == foreign else ""
+    bench.cycles(2)
+    assert "not planned by slurm-ext" not in words(ask(bench))
+    ours = bench.submit(gpus=4)
+    bench.cycles(2)
+    assert read_plan(bench.config.spool, int(ours)).foreign_ahead == 0
+    bench.slurm.bar = lambda job: ""
+    bench.cycles(2)
+    assert read_plan(bench.config.spool, int(ours)).foreign_ahead == 1
 
 
 def test_an_observed_partition_is_told(tmp_path):
@@ -237,7 +251,7 @@ def test_a_script_without_a_directive_is_slurms(bench):
     found = ask(bench, text)
     assert found.document is None
     assert "slurm-ext would leave it to Slurm: it has no --ft-* option" in words(found)
-    assert "Alone   Slurm by itself would start it" in words(found)
+    assert "Alone   Slurm by itself expects to start it" in words(found)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +299,78 @@ def test_limits_refuse_counts(tmp_path):
     text = words(ask(bench))
     assert "counts it may get: 1, 2, 4\n" in text
     assert "16 GPUs  no: QOS normal allows 4 GPUs per job" in text
+
+
+# -- accepted, and never started -----------------------------------------------------------------
+
+
+def _short(bench: Bench) -> None:
+    bench.slurm.partitions["main"] = replace(bench.slurm.partitions["main"], max_time_s=1800.0)
+    bench.cycles()
+
+
+@pytest.mark.parametrize("script", [SCRIPT, SCRIPT.replace(" --ft-gpus=auto", "")])
+def test_a_script_that_slurm_would_never_start_is_told_so_first(bench, script):
+    _short(bench)
+    found = ask(bench, script)
+    headline, *rest = tell(found)
+    assert "would be accepted, and never started: its time limit of 02:00:00 is above" in headline
+    text = "\n".join(rest)
+    assert "slurm-ext would leave it to Slurm: planned, it would keep GPUs idle" in text
+    assert "Start " not in text
+    assert "Alone " not in text
+    assert "scontrol update" not in json.dumps(as_document(found))
+
+
+def test_so_is_one_without_a_directive(bench):
+    _short(bench)
+    headline, *rest = tell(ask(bench, "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1 --time=120\n"))
+    assert "would be accepted, and never started: " in headline
+    assert any("leave it to Slurm: it has no --ft-* option" in line for line in rest)
+    assert not any("expects to start it" in line for line in rest)
+
+
+def test_where_another_size_mends_it_that_is_the_forecast(bench):
+    bench.slurm.site_limits = {"qos:normal": Limits("qos normal", max_gpus_per_job=2)}
+    bench.cycles()
+    found = ask(bench)
+    text = words(found)
+    assert found.never == ""
+    assert "would be accepted\n" in text
+    assert "with 2 GPUs on n01 (4 submitted)" in text
+    assert "Alone   Slurm by itself would never start it as submitted: qos normal allows 2" in text
+    # A fixed size is not mended.
+    fixed = ask(bench, SCRIPT.replace("=auto", "=requested"))
+    assert "2 GPUs per job, it would take 4 (QOSMaxGRESPerJob)" in fixed.never
+
+
+def test_nor_is_it_mended_where_the_daemon_only_observes(tmp_path):
+    bench = Bench(tmp_path, act=[])
+    bench.slurm.site_limits = {"qos:normal": Limits("qos normal", max_gpus_per_job=2)}
+    bench.cycles()
+    assert "it would take 4 (QOSMaxGRESPerJob)" in ask(bench).never
+
+
+def test_what_slurm_would_fill_in_is_no_limit_that_is_broken(bench):
+    bench.slurm.site_limits = {"qos:normal": Limits("qos normal", max_wall_s=3600.0)}
+    bench.slurm.partitions["main"] = replace(
+        bench.slurm.partitions["main"], max_time_s=7200.0, min_nodes=2
+    )
+    bench.cycles()
+    assert "is above the 01:00:00 of qos normal" in ask(bench).never
+    untimed = SCRIPT.replace(" --time=120", "")
+    assert ask(bench, untimed).never == ""
+    one = ask(bench, untimed.replace("-n4", "-N1 -n4").replace("=auto", "=requested"))
+    assert "at most 1 node, below the 2 of partition main (PartitionNodeLimit)" in one.never
+    assert ask(bench, untimed.replace("-n4", "-N1-2 -n4")).never == ""
+
+
+def test_a_qos_that_is_not_known_may_allow_it(bench):
+    bench.slurm.config["accountingstoragetype"] = "accounting_storage/slurmdbd"
+    _short(bench)
+    found = ask(bench, runner=Runner(account=None))
+    assert found.never == ""
+    assert any("unless its QOS, which could not be read, allows more" in n for n in found.notes)
 
 
 # -- refusals ------------------------------------------------------------------------------------
@@ -419,6 +505,11 @@ def test_an_accepted_trial():
     assert (found.start_s, found.nodes, found.partition) == (1_700_000_060.0, "n01", "main")
 
 
+def test_the_start_is_read_as_newer_releases_word_it():
+    found = trial(STARTS.replace(" using", " a using"))  # so in 26.05.5
+    assert (found.words, found.start_s, found.nodes) == ((), 1_700_000_060.0, "n01")
+
+
 @pytest.mark.parametrize(
     "said",
     [
@@ -479,6 +570,20 @@ def test_the_command_as_text_and_as_json(bench, command, capsys):
     assert found["plan"]["decision"]["verdict"] == Verdict.START.value
     assert found["plan"]["decision"]["configuration"]["gpus"] == 16
     assert found["submitted"]["gpus"] == 4
+
+
+def test_a_script_that_would_never_start_ends_with_one(bench, command, capsys):
+    _short(bench)
+    assert command() == 1
+    assert "and never started" in capsys.readouterr().out
+    assert command("--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["accepted"] is True
+    assert "(PartitionTimeLimit)" in found["never_starts"]
+    _empty(bench)
+    bench.slurm.partitions["main"] = replace(bench.slurm.partitions["main"], max_time_s=None)
+    assert command("--json") == 0
+    assert json.loads(capsys.readouterr().out)["never_starts"] is None
 
 
 def test_a_refused_script_ends_with_one(bench, command, capsys):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ext.cli.queue import LETTERS
-from slurm_ext.domain.attempt import Attempt, Cause
+from slurm_ext.domain.attempt import Attempt, Cause, StepRecord
 from slurm_ext.domain.document import ENDED, Correction, StaleRow, Truth
 from slurm_ext.domain.estimate import Source
 from slurm_ext.domain.plan import Verdict
@@ -281,6 +281,39 @@ def test_one_line_per_attempt(running: Site, capsys: pytest.CaptureFixture[str])
     assert first == ("3 0 01:00:00 4 n1 0 700 700 - 85 yes|preempted|Slurm requeues it by itself")
     assert second == "3 1 00:56:20 8 n[1-2] 700 1000 900 00:00:30 - no|node failure|-"
     assert third == "3 2 00:31:40 8 n[3-4] 900 1200 1100 - - no|-|-"
+
+
+def test_each_step_of_an_attempt_has_a_line(
+    running: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A script with two steps lost the one that ended first."""
+    refused = StepRecord(
+        1,
+        MADE_S - 50,
+        1,
+        ended_s=MADE_S - 48,
+        cause=Cause.USER_ERROR,
+        exit_code=1,
+        reason="refused",
+    )
+    killed = StepRecord(2, MADE_S - 40, 1)
+    runs = Attempt(0, MADE_S - 60, 1, steps=(refused, killed))
+    over = replace(runs, ended_s=MADE_S, cause=Cause.COMPLETED, exit_code=0)
+    running.write(
+        document(4, state="RUNNING", attempts=(runs,)), document(5, state=ENDED, attempts=(over,))
+    )
+    running.run("queue", "--attempts", "-j", "4,5", "-h", "-o", "%i %n %e|%x|%C|%R")
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert rows == [
+        "4 0.0 00:01:00|-|-|-",
+        "4 0.1 00:00:02|1|user error|refused",
+        "4 0.2 00:00:40|-|-|-",
+        "5 0.0 00:01:00|0|completed|-",
+        "5 0.1 00:00:02|1|user error|refused",
+        "5 0.2 -|-|unknown|-",
+    ]
+    running.run("explain", "4")
+    assert "its step 1 ended: user error: refused" in capsys.readouterr().out
 
 
 def test_attempts_have_fields_of_their_own(

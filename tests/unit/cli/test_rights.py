@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,10 @@ import yaml
 from slurm_ext.cli import check, explain, pin, queue, release
 from slurm_ext.cli import main as program
 from slurm_ext.cli.check import Level
+from slurm_ext.cli.check_visitor import visitor
 from slurm_ext.control.config import Config
 from tests.fakes.slurm import FakeSlurm
-from tests.unit.cli.spooled import Site, document
+from tests.unit.cli.spooled import Site, document, whole
 from tests.unit.powerless import shut
 
 # Imported before the rights are gone.
@@ -95,6 +97,43 @@ def test_a_check_without_rights_says_so_line_by_line(closed):
         assert str(closed) in line.found
         assert "run as the daemon's user" in line.fix
     assert "Permission denied" in check.spool(config).found
+
+
+@pytest.mark.parametrize("age_s", [1.0, 4000.0])
+def test_what_an_ordinary_user_cannot_see_neither_passes_nor_fails(
+    tmp_path, monkeypatch, capsys, age_s
+):
+    """An ordinary user was told to mend the daemon's journal, spool and rights."""
+    for folder in [tmp_path, *tmp_path.parents][:-2]:  # up to, but not, /tmp
+        folder.chmod(0o755)
+    site = Site(tmp_path)
+    site.spool.root.chmod(0o1777)
+    site.write(document(7), daemon=whole(time.time() - age_s))
+    shutter = tmp_path / "var"
+    shutter.mkdir()
+    (shutter / "journal").write_text("")
+    (shutter / "table").write_text("")
+    words = ["check", "--config", str(site.config)]
+    words += ["--set", f"journal={shutter / 'journal'}", "--set", f"table={shutter / 'table'}"]
+    monkeypatch.setattr(check, "open_backend", lambda _: FakeSlurm())
+    with shut(shutter):
+        code = program.main(words)
+    told = capsys.readouterr()
+    rows = {line[7:29].strip(): line for line in told.out.splitlines()}
+    for name in ("throughput table", "journal", "rights", "spool"):
+        assert rows[name].startswith("unseen "), rows[name]
+        assert "not visible to nobody: run as root or " in rows[name]
+    assert rows["daemon"].startswith("ok " if age_s < 60 else "mend ")
+    assert "lines not visible to nobody; run as root or" in told.err
+    mends = {name for name, line in rows.items() if line.startswith("mend")}
+    assert (code == 1) == bool(mends)
+    assert not mends & {"throughput table", "journal", "spool", "rights", "released"}
+
+
+def test_the_daemons_user_and_root_are_no_visitors(tmp_path):
+    site = Site(tmp_path)
+    site.write(document(7))
+    assert visitor(Config(spool=site.spool.root, journal=tmp_path / "none")) is None
 
 
 def test_a_journal_of_somebody_else_is_not_called_damaged(tmp_path):

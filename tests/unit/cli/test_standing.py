@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurm_ext.cli.standing import look
+from slurm_ext.cli.pause import silence
+from slurm_ext.cli.standing import look, over
 from slurm_ext.slurm.process import Answer
 
 
@@ -17,8 +18,7 @@ class Squeue:
         self.row = row
 
     def run(self, argv: Sequence[str], **_: object) -> Answer:
-        assert argv[-1] == "%T %r %S %i"
-        return Answer(f"{self.row}\n", "", 0)
+        return Answer(f"{self.row.split()[0] if argv[-1] == '%T' else self.row}\n", "", 0)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,24 @@ def test_a_begin_time_is_the_one_that_the_job_waits_for(
 ) -> None:
     found = look("77", Squeue(row))  # type: ignore[arg-type]
     assert (found.state, found.reason, found.begin_s) == (state, reason, begin_s)
+
+
+@pytest.mark.parametrize(
+    ("row", "gone"),
+    [
+        ("RUNNING None 1700000000 77", False),
+        # Its signal waits for a node that does not answer; the job itself may.
+        ("SIGNALING None 1700000000 77", False),
+        ("SUSPENDED None 1700000000 77", False),
+        ("COMPLETED None 1700000000 77", True),
+        ("COMPLETING None 1700000000 77", True),
+        ("PENDING BeginTime 1700000010 77", True),
+    ],
+)
+def test_who_is_not_there_any_more_answers_nothing(row: str, gone: bool) -> None:
+    assert over("77", Squeue(row)) is gone  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", ["RUNNING", "SIGNALING"])
+def test_a_job_that_runs_and_does_not_answer_is_told_as_such(state: str) -> None:
+    assert "Does it run under ft-run?" in silence("77", Squeue(state))  # type: ignore[arg-type]

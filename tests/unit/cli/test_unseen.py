@@ -16,9 +16,11 @@ from slurm_ext.cli.unseen import UNPLANNED, UNSEEN
 from slurm_ext.control.ledger import KEEP_S
 from slurm_ext.domain.attempt import Attempt, Attempts, Cause
 from slurm_ext.domain.document import ENDED
+from slurm_ext.domain.errors import SlurmCommandError
 from slurm_ext.domain.plan import Verdict
 from slurm_ext.domain.progress import Hold, Progress
 from slurm_ext.domain.request import attempts_path, progress_path, user_dir
+from slurm_ext.domain.spans import moment
 from slurm_ext.slurm.process import Answer
 from slurm_ext.slurm.rows import SEPARATOR
 from tests.unit.cli.spooled import MADE_S, Site, decision, document
@@ -35,6 +37,9 @@ AT_ONCE = Attempt(
     exit_code=1,
     reason="the program ended with 1",
 )
+
+
+ENDED_AT = moment(MADE_S - 58, MADE_S)
 
 
 @pytest.fixture
@@ -77,7 +82,7 @@ def test_attempts_list_what_has_ended_for_a_while_with_and_without_a_document(
     record(site, "2", replace(AT_ONCE, started_s=1.0, ended_s=MADE_S - KEEP_S - 1))
     record(site, "4")
     os.utime(attempts_path(site.spool.root, UID, "4"), (1.0, MADE_S - KEEP_S - 1))
-    assert rows(site, capsys, "--attempts", "-o", "%i") == ["5", "1"]
+    assert rows(site, capsys, "--attempts", "-o", "%i") == ["1", "5"]
 
 
 def test_a_record_beside_a_document_is_not_shown_twice(
@@ -120,7 +125,9 @@ def test_explain_tells_what_the_job_itself_recorded(
     record(site, "1")
     assert site.run("explain", "1") == 0
     text = capsys.readouterr().out
-    assert f"Job 1 of {ME}, partition unknown: has left the queue\n" in text
+    assert (
+        f"Job 1 of {ME}: has left the queue; its ft-run ended at {ENDED_AT}; sacct -j 1 may" in text
+    )
     assert UNSEEN in text
     assert "the last one to end: user error: the program ended with 1" in text
     assert "planned last" not in text
@@ -134,7 +141,9 @@ def test_explain_tells_of_the_task_that_is_named(
     assert site.run("explain", "8_2") == 0
     assert "Job 8_2 of" in capsys.readouterr().out
     assert site.run("explain", "8") == 1
-    assert "the daemon knows nothing of it" in capsys.readouterr().err
+    assert "is an array, and the daemon knows nothing of it; name one of its tasks, as in 8_" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_recorded_start_without_an_end_is_not_called_ended(
@@ -155,16 +164,30 @@ RUNS = replace(AT_ONCE, number=1, ended_s=None, cause=None, exit_code=None, reas
 
 
 class Slurm:
-    """squeue with one row for job 1; what it was asked is kept."""
+    """squeue with one row for job 1, and sacct; what was asked is kept."""
 
     def __init__(
-        self, state: str, *, uid: int = UID, begin: float = 0.0, comment: str = ""
+        self,
+        state: str,
+        *,
+        uid: int = UID,
+        begin: float = 0.0,
+        comment: str = "",
+        accounting: str | None = "",
     ) -> None:
-        self.cells = [str(uid), state, "main", "normal", "BeginTime", f"{begin:.0f}", comment]
+        tres = "cpu=4,gres/gpu=3"
+        self.cells = [str(uid), state, "main", "normal", "BeginTime", f"{begin:.0f}", tres, comment]
+        self.accounting = accounting
         self.asked: list[Sequence[str]] = []
 
     def run(self, argv: Sequence[str], **_: object) -> Answer:
         self.asked.append(argv)
+        if argv[0] == "sacct":
+            if self.accounting is None:
+                raise SlurmCommandError(list(argv), 1, "no slurmdbd")
+            return Answer(self.accounting, "", 0)
+        if not self.cells[1]:
+            return Answer("", "slurm_load_jobs error: Invalid job id specified", 1)
         mark = str(argv[-1]).rpartition(SEPARATOR)[2]
         return Answer(SEPARATOR.join(["1", *self.cells, mark]) + "\n", "", 0)
 
@@ -213,7 +236,9 @@ def test_a_running_job_without_an_option_tells_its_step_and_its_pause(
     assert rows(site, capsys, "--attempts", "-j", "1", "-o", "%n|%b|%l|%c") == ["1|20|40|-"]
 
 
-@pytest.mark.parametrize("slurm", [Slurm("RUNNING", uid=UID + 1), Slurm("", comment="ft:{}")])
+@pytest.mark.parametrize(
+    "slurm", [Slurm("RUNNING", uid=UID + 1), Slurm("UNKNOWN", comment="ft:{}")]
+)
 def test_what_slurm_shows_of_another_job_or_of_one_with_an_option_is_not_unplanned(
     site: Site,
     slurm: Slurm,
@@ -226,6 +251,93 @@ def test_what_slurm_shows_of_another_job_or_of_one_with_an_option_is_not_unplann
     text = capsys.readouterr().out
     assert UNSEEN in text
     assert UNPLANNED not in text
+
+
+# -- jobs of which nothing is recorded, and what the accounting tells ----------------------------
+
+ENDS = f"{MADE_S - 100:.0f}|{MADE_S - 50:.0f}|cpu=4,gres/gpu=3\n"
+
+
+@pytest.mark.parametrize(
+    ("comment", "words"), [("", "it has no --ft-* option"), ("ft:{}", "has not planned it yet")]
+)
+def test_a_job_in_the_queue_of_which_nothing_is_recorded_is_told_by_slurm(
+    site: Site,
+    squeue: Callable[[Slurm], Slurm],
+    capsys: pytest.CaptureFixture[str],
+    comment: str,
+    words: str,
+) -> None:
+    squeue(Slurm("RUNNING", comment=comment))
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert f"Job 1 of {ME}, partition main, QOS normal: running" in text
+    assert "GPUs    3 by Slurm's books; " in text
+    assert words in text
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("COMPLETED|0:0|", "has ended: COMPLETED at "),
+        ("FAILED|3:0|", "has ended: FAILED with exit code 3 at "),
+        ("OUT_OF_MEMORY|0:9|", "has ended: OUT_OF_MEMORY by signal 9 at "),
+        (f"CANCELLED by {UID}|0:0|", f"has ended: CANCELLED by {ME} at "),
+        ("RUNNING|0:0|", "has left the queue; Slurm's accounting does not have its end yet"),
+    ],
+)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_how_a_job_ended_is_told_by_the_accounting(
+    site: Site,
+    squeue: Callable[[Slurm], Slurm],
+    capsys: pytest.CaptureFixture[str],
+    row: str,
+    words: str,
+    recorded: bool,
+) -> None:
+    """ "partition unknown" stood there, and that no cycle of the daemon had seen it."""
+    if recorded:
+        record(site, "1")
+    squeue(Slurm("", accounting=f"1|{ME}|high|small|{row}{ENDS}"))
+    assert site.run("explain", "1") == 0
+    text = capsys.readouterr().out
+    assert f"Job 1 of {ME}, partition high, QOS small: {words}" in text
+    assert ("50 s after its last start" in text) == ("has ended" in words)
+    assert ("recorded" in text) == recorded
+    assert ("GPUs    3 at the end; not planned: nothing of it is kept" in text) != recorded
+
+
+def test_the_end_of_a_planned_job_is_told_as_well(
+    site: Site, squeue: Callable[[Slurm], Slurm], capsys: pytest.CaptureFixture[str]
+) -> None:
+    squeue(Slurm("", accounting=f"5|alice|main|normal|COMPLETED|0:0|{ENDS}"))
+    assert site.run("explain", "5") == 0
+    text = capsys.readouterr().out
+    assert "has ended: COMPLETED at " in text
+    assert "this is what was planned last" in text
+
+
+@pytest.mark.parametrize(
+    ("accounting", "words"),
+    [
+        (
+            "",
+            "job 1: there is no such job: neither the queue nor Slurm's accounting has it; squeue",
+        ),
+        (None, "job 1: the daemon knows nothing of it; it may have ended long ago"),
+        (f"1_1|{ME}|a|b|FAILED|0:0|{ENDS}1_2|{ME}|a|b|FAILED|0:0|{ENDS}", "name one of its tasks"),
+    ],
+)
+def test_a_job_that_nobody_knows(
+    site: Site,
+    squeue: Callable[[Slurm], Slurm],
+    capsys: pytest.CaptureFixture[str],
+    accounting: str | None,
+    words: str,
+) -> None:
+    squeue(Slurm("", accounting=accounting))
+    assert site.run("explain", "1") == 1
+    assert words in capsys.readouterr().err
 
 
 # -- running and ended ---------------------------------------------------------------------------

@@ -250,6 +250,21 @@ def test_a_requeued_jobs_work_is_what_lies_behind_its_checkpoint(site):
     assert found.waiting_since_s < site.slurm.find(job).submit_s
 
 
+def test_a_job_that_never_started_has_nothing_to_tell(site):
+    """A file left by an earlier job of the same number, or made up to look nearly done."""
+    site.fill()
+    job = site.submit(4, 36_000)
+    honest = site.submit(4, 36_000)
+    site.report(job, step=100, samples=35_900, last_checkpoint_step=100, samples_per_s=1e6)
+    site.record(job, Attempt(0, site.now - 50, 4))
+    site.cycles()
+    found, other = (read_plan(site.config.spool, int(i)) for i in (job, honest))
+    assert [c.remaining_s.value for c in found.candidates] == [
+        c.remaining_s.value for c in other.candidates
+    ]
+    assert not found.attempts
+
+
 def test_the_requeue_delay_of_the_site_is_lifted(tmp_path):
     site = Site(tmp_path)
     site.slurm.config["authinfo"] = "cred_expire=300"

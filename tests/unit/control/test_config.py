@@ -79,6 +79,12 @@ def test_later_sources_win_and_mappings_are_merged(tmp_path):
         ("cycle_s: 3\ncycle_s: 4\n", ["config.yaml:2", "written twice"]),
         ("cycle_s: [\n", ["config.yaml:2"]),
         ("- a\n", ["not a list of KEY: VALUE"]),
+        ("? [a]\n: 2\n", ["config.yaml:1", "a key is a list"]),
+        ("[" * 5000, ["config.yaml", "nested too deeply"]),
+        ("journal: ~/journal.sqlite\n", ["journal", "begins with /"]),
+        ("spool: here\n", ["spool", "begins with /"]),
+        ("heartbeat: /\n", ["heartbeat", "begins with /"]),
+        ('table: "/a\\0b"\n', ["table", "whole path"]),
     ],
 )
 def test_an_error_names_file_key_and_fix(tmp_path, text, words):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import secrets
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -382,6 +385,17 @@ def test_a_spool_that_cannot_be_used_costs_documents_and_no_cycle(tmp_path, capl
     assert read_cluster(bench.config.spool).cycle == 3
 
 
+def test_a_spool_that_cannot_be_written_is_told_once(bench, monkeypatch, caplog):
+    def full(path, *_args, **_options):
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(name))
+
+    monkeypatch.setattr("slurm_ext.control.spool.replace_file", full)
+    bench.fill()
+    bench.cycles(5)
+    assert caplog.text.count("No space left") == 1
+
+
 def test_past_runs_teach_habits(bench):
     job = bench.submit(gpus=4, samples=72_000)
     bench.cycles(2)
@@ -408,6 +422,46 @@ def test_documents_of_gone_jobs_are_removed_after_a_while_also_by_a_new_daemon(b
         read_plan(bench.config.spool, int(job))
     with Journal(bench.config.journal, 1000) as journal:
         assert journal.directives() == {}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["lives", "restarted"])
+def test_a_job_whose_number_another_one_had_is_not_taken_for_that_one(bench, restarted):
+    """slurmctld died, and gave the numbers of its last unsaved seconds to other jobs."""
+    bench.fill()
+    owner = {"user": "bob", "uid": 0}
+    number = bench.submit(gpus=4, **owner)
+    bench.cycles(3)
+    assert bench.engine.memory.ledger[number].lease_until_s
+    write_request(bench.config.spool, 0, PinRequest(int(number), True, bench.now))
+    bench.cycles(3)
+    assert bench.engine.memory.ledger[number].veto
+    written = len(bench.slurm.writes)
+    bench.slurm.forget(number)
+    bench.slurm.advance(60 + 5)
+    # Without a directive: foreign. Then with one, and it was never pinned.
+    foreign = bench.slurm.submit(gpus=4, admin_comment="", time_limit_s=3600)
+    assert foreign == number
+    assert read_plan(bench.config.spool, int(number)).user == "bob"
+    if restarted:
+        bench.engine.close()
+        bench.start()
+    bench.cycles(3)
+    assert len(bench.slurm.writes) == written
+    assert number not in bench.engine.memory.ledger
+    with pytest.raises(SourceMissingError):
+        read_plan(bench.config.spool, int(number))
+    bench.engine.close()
+    bench.start()
+    bench.cycles(2)
+    assert len(bench.slurm.writes) == written
+    bench.slurm.forget(foreign)
+    bench.slurm.advance(60)
+    assert bench.submit(gpus=2, **owner) == number
+    bench.cycles(3)
+    entry = bench.engine.memory.ledger[number]
+    assert entry.submitted.gpus == 2
+    assert entry.lease_until_s
+    assert not entry.veto
 
 
 def test_a_new_daemon_does_not_write_documents_again(bench, monkeypatch):

@@ -50,6 +50,15 @@ def test_the_configuration_names_the_policy(bench):
     assert isinstance(policy_from(bench.config.model_copy(update={"policy": "srtf"})), SrtfPolicy)
 
 
+@pytest.mark.parametrize(("state", "starts"), [("IDLE~", True), ("IDLE%", False)])
+def test_nodes_that_slurm_switches_on_for_a_job_have_free_gpus(bench, state, starts):
+    job = bench.submit(gpus=4)
+    for name in bench.slurm.nodes:
+        bench.slurm.set_node(name, state)
+    decision = plan(bench).plan.decisions[job]
+    assert (decision.verdict is Verdict.START) == starts
+
+
 def test_auto_is_capped_by_the_administrator_and_every_refusal_is_told(tmp_path):
     bench = Bench(tmp_path, max_gpus_per_job=8)
     job = bench.submit(gpus=4)

@@ -155,8 +155,9 @@ def test_nodes_out_of_use_in_words():
         out_of_use([node("n2", "DOWN"), node("n3", "IDLE*"), node("n5", "IDLE+DRAIN")])
         == "n[2-3] are down, n5 is drained"
     )
-    # Switched off to save power, or kept for maintenance: no outage.
-    assert out_of_use([node("n2", "IDLE~"), node("n3", "MAINT")]) == ""
+    # Being switched off or on to save power, or kept for maintenance: no outage.
+    assert out_of_use([node("n2", "IDLE%"), node("n3", "MAINT"), node("n4", "MIXED*#")]) == ""
+    assert out_of_use([node("n4", "DOWN*#")]) == "n4 is down"
 
 
 # -- how often it was started --------------------------------------------------------------------

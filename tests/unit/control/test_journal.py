@@ -122,6 +122,23 @@ def test_a_damaged_journal_is_moved_aside_and_told(tmp_path, damage):
         journal.store([ENTRY])
 
 
+def test_a_locked_journal_is_not_taken_for_a_damaged_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("slurm_ext.control.journal._BUSY_S", 0.05)
+    path = tmp_path / "j.sqlite"
+    with Journal(path, 1000) as journal:
+        journal.store([ENTRY])
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(DataError, match="locked"):
+        open_journal(path, 1000, 1234.0)
+    other.close()
+    journal, told = open_journal(path, 1000, 1234.0)
+    with journal:
+        assert not told
+        assert journal.ledger() == {"7": ENTRY}
+    assert not list(tmp_path.glob("*.damaged*"))
+
+
 def test_an_unusable_place_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be used"):
@@ -204,11 +221,33 @@ def test_an_arrays_rest_and_its_tasks_inherit_what_is_ours():
     ledger = Ledger()
     whole = job("5_[1-3]", array=True)
     ledger.meet([whole], 60.0)
-    ledger.put(replace(ENTRY, job_id="5_[1-3]", first_submit_s=50.0))
+    ours = replace(ENTRY, first_submit_s=50.0, attempt=0)
+    ledger.put(replace(ours, job_id="5_[1-3]"))
     ledger.meet([job("5_[2-3]", array=True), job("5_1", array=True, state=JobState.RUNNING)], 70.0)
-    assert ledger["5_[2-3]"] == replace(ENTRY, job_id="5_[2-3]", first_submit_s=50.0)
-    assert ledger["5_1"] == replace(ENTRY, job_id="5_1", first_submit_s=50.0)
+    assert ledger["5_[2-3]"] == replace(ours, job_id="5_[2-3]")
+    assert ledger["5_1"] == replace(ours, job_id="5_1")
     assert "5_[1-3]" not in ledger
+
+
+def test_a_number_that_was_given_to_another_job_inherits_nothing():
+    ours = replace(ENTRY, first_submit_s=50.0, attempt=0)
+    ledger = Ledger({i: replace(ours, job_id=i) for i in ("1", "2", "5_[1-3]", "5_7", "6_[1-3]")})
+    ledger.put(replace(ledger["2"], restarts=2))
+    later = [
+        job("1", submit_s=90.0),
+        job("2", submit_s=90.0, restarts=1),  # fewer requeues than were counted
+        job("5_[1-2]", submit_s=90.0, array=True),
+        job("5_7", submit_s=90.0, array=True),
+        job("6_[2-3]", array=True),
+    ]
+    ledger.meet(later, 95.0)
+    for known in later[:-1]:
+        assert ledger[known.job_id] == LedgerEntry(
+            known.job_id, known.submit_s, attempt=known.restarts
+        )
+    assert ledger["6_[2-3]"].factor == ENTRY.factor
+    ledger.meet([job("5_1", submit_s=90.0, array=True, state=JobState.RUNNING)], 96.0)
+    assert ledger["5_1"].factor is None
 
 
 def test_holding_something():

@@ -155,6 +155,28 @@ def test_the_partition_binds_as_well():
     assert allowed(cluster(max_nodes=2)).ok == (1, 2, 4, 8)
 
 
+def test_a_least_number_of_nodes_binds_what_we_would_write():
+    """Of the submitted job, which named no number, Slurm makes as many nodes as it has to."""
+    found = allowed(cluster(min_nodes=2), submitted=4, touched=True)
+    assert found.ok == (4, 8, 16)
+    assert found.refused[1] == "partition main asks for at least 2 nodes per job"
+
+
+@pytest.mark.parametrize(
+    ("waives", "partition", "ok"),
+    [
+        ({"max_nodes"}, {"max_nodes": 1}, COUNTS),
+        ({"min_nodes"}, {"min_nodes": 2}, COUNTS),
+        ({"max_time_s"}, {"max_nodes": 1}, (1, 2, 4)),
+    ],
+)
+def test_a_qos_may_go_past_the_partition(waives, partition, ok):
+    limits = {QOS: Limits("qos normal", waives=frozenset(waives))}
+    assert allowed(cluster(limits=limits, **partition), submitted=4).ok == ok
+    usage = usage_of(cluster(limits=limits, max_time_s=600.0))
+    assert usage.longest_s(JOB) == (None if "max_time_s" in waives else 600.0)
+
+
 def test_the_submitted_count_is_slurms_to_check_until_the_job_was_touched():
     snapshot = cluster(running("2", 8), limits={QOS: Limits("qos normal", grp_gpus=8)})
     assert 4 in allowed(snapshot, submitted=4).ok
@@ -230,6 +252,9 @@ def refusal(snapshot: Snapshot, wanted: Shape, limit_s: float | None) -> str:
         (other(100, NOW + 5000), TWO, 7200.0, False),  # longer, in front of one behind
         (other(900, NOW + 1000, partitions=("far",)), EIGHT, 1800.0, False),  # other nodes
         (other(900, NOW + 1000, eligible=False), EIGHT, 1800.0, False),
+        (other(900, None, reason="PartitionTimeLimit"), EIGHT, 60.0, False),  # never starts
+        # In another of its partitions it may.
+        (other(900, None, reason="PartitionTimeLimit", partitions=("main", "far")), EIGHT, 9, True),
     ],
 )
 def test_growth_and_longer_limits(foreign, wanted, limit_s, refused):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import threading
 
 import pytest
@@ -96,9 +97,17 @@ def test_a_hangup_reads_the_configuration_between_cycles():
     assert "RELOADING=1" in heard.lines
 
 
-def test_a_bad_configuration_leaves_the_old_one_in_force(caplog):
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("config.yaml: cycle", "unknown key", "did you mean cycle_s?"),
+        ValueError("a bug that says: did you mean cycle_s?"),
+    ],
+    ids=["told", "unforeseen"],
+)
+def test_a_bad_configuration_leaves_the_old_one_in_force(caplog, error):
     def bad() -> Config:
-        raise ConfigError("config.yaml: cycle", "unknown key", "did you mean cycle_s?")
+        raise error
 
     def hang_up() -> Report:
         os.kill(os.getpid(), signal.SIGHUP)
@@ -106,7 +115,23 @@ def test_a_bad_configuration_leaves_the_old_one_in_force(caplog):
 
     engine, _ = run([hang_up, FINE, FINE], reload=bad)
     assert engine.config == FAST
+    assert engine.ran == 3
     assert "did you mean cycle_s?" in caplog.text
+
+
+def test_metrics_that_cannot_be_served_leave_the_old_configuration_in_force(caplog):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        new = Config(cycle_s=0.3, metrics_listen=f"127.0.0.1:{taken.getsockname()[1]}")
+
+        def hang_up() -> Report:
+            os.kill(os.getpid(), signal.SIGHUP)
+            return FINE
+
+        engine, _ = run([hang_up, FINE, FINE], reload=lambda: new)
+    assert engine.config == FAST
+    assert "choose a free port" in caplog.text
 
 
 def test_stopping_waits_for_the_cycle_in_progress():

@@ -427,6 +427,17 @@ def test_nobody_moves_for_what_a_foreign_job_would_take(site: Fragments) -> None
     assert "which is not ours, would take the room" in site.notes(waiting)
 
 
+def test_a_foreign_job_that_slurm_never_starts_takes_no_room(site: Fragments) -> None:
+    _, _, waiting = fragmented(site)
+    foreign = site.slurm.submit(
+        gpus=4, kind=ShapeKind.SINGLE_NODE, run_s=HOUR, base_priority=10**6, user="bob", uid=4711
+    )
+    site.slurm.bar = lambda job: "PartitionTimeLimit" if str(job.raw_id) == foreign else ""
+    site.cycles(3)
+    assert "which is not ours, would take the room" not in site.notes(waiting)
+    assert len(site.asked()) == 1
+
+
 def test_munge_that_is_down_costs_nothing_but_the_move(tmp_path: Path) -> None:
     site = Fragments(tmp_path)
 

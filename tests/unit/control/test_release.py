@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
+import os
 
 import pytest
 
@@ -252,6 +254,25 @@ def test_beside_a_living_daemon_it_stays_released_until_it_is_resumed(bench):
     assert clear_released(bench.config.journal)
     bench.cycles(2)
     assert all(bench.slurm.find(job).begin_s > bench.now for job in jobs)
+    lock.release()
+
+
+def test_a_living_daemon_that_cannot_be_told_does_not_stop_it(bench, monkeypatch, caplog):
+    """A full disk takes no mark."""
+
+    def full(path, *_args, **_options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    bench.fill()
+    jobs = [bench.submit(gpus=4) for _ in range(3)]
+    bench.cycles(3)
+    lock = FileLock(life_lock(bench.config.journal))
+    assert lock.acquire()
+    monkeypatch.setattr("slurm_ext.control.released.replace_file", full)
+    found = run(bench)
+    assert (found.outcome, found.marked) == (Outcome.DONE, False)
+    let_nothing_be_left(bench, jobs)
+    assert "stop it" in caplog.text
     lock.release()
 
 

@@ -265,6 +265,25 @@ def test_a_value_that_is_neither_submitted_nor_ours_is_the_users():
     assert untouched == entry
 
 
+def test_cpus_that_somebody_gave_are_a_size_of_theirs():
+    """A resize writes CPUs for each task, as submitted, and would undo them."""
+    entry = first_sight(JOB, DIRECTIVE, None)
+    more = replace(JOB, cpus=4 * JOB.cpus)
+    theirs = notice_others(more, entry)
+    assert theirs.resized_by_hand
+    assert theirs.submitted == entry.submitted
+    assert notice_others(more, theirs) == theirs
+    # A size of ours has CPUs of its own, and after a requeue Slurm shows those of the attempt.
+    ours = replace(entry, written=entry.submitted)
+    assert notice_others(more, ours) == ours
+    back = replace(more, restarts=1)
+    assert notice_others(back, entry) == entry
+    # Of a job that was seen in a size of ours first, nobody knows.
+    grown = replace(JOB, gpus=8, ntasks=8, nodes=2, cpus=8)
+    late = notice_others(JOB, replace(first_sight(grown, DIRECTIVE, None), written=None))
+    assert not late.resized_by_hand
+
+
 def test_a_half_written_transaction_is_ours():
     submitted, written = Shape(LAUNCHER, 8, 2, 2), Shape(LAUNCHER, 2, 1, 1)
     entry = LedgerEntry("1", 0.0, submitted=submitted, written=written, submitted_limit_s=3600.0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_ext.domain.pausing import LONGEST_HOLD_S, Paused, read_paused
+from slurm_ext.domain.attempt import Attempt
+from slurm_ext.domain.pausing import LONGEST_HOLD_S, Paused, last_pause, read_paused
 
 who = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=100)
 
@@ -23,3 +26,13 @@ def test_what_was_written_is_read(name: str, hold_s: int, rest: str) -> None:
 )
 def test_other_reasons_are_no_pause(reason: str) -> None:
     assert read_paused(reason) is None
+
+
+def test_the_last_pause_is_that_of_the_last_attempt() -> None:
+    paused = Attempt(0, 1.0, 1, ended_s=100.0, reason=Paused("alice", 60.0).words)
+    left = last_pause((paused,))
+    assert left is not None
+    assert (left.paused.who, left.until_s(None), left.until_s(170.0)) == ("alice", 160.0, 170.0)
+    assert last_pause(()) is None
+    assert last_pause((replace(paused, ended_s=None),)) is None
+    assert last_pause((paused, Attempt(1, 200.0, 1, ended_s=300.0, reason="time limit"))) is None

@@ -137,7 +137,16 @@ def test_no_directive_and_no_gpu() -> None:
 def test_no_time_limit() -> None:
     (only,) = candidates(job(time_limit_s=None), None, (), 4, "", SOURCES, 0.0).candidates
     assert only.remaining_s.value == NO_LIMIT_S
-    assert "no time limit" in only.remaining_s.note
+    assert only.remaining_s.note == "no time limit; no --ft-model"
+    assert only.remaining_s.unlimited
+    assert only.remaining_s.scaled(0.5).unlimited
+    habits = EstimateSources(index=INDEX, habits={("ann", Declared.LIMIT): Habit(1.5, 7, 0.4, 2.0)})
+    (only,) = candidates(job(time_limit_s=None), None, (), 4, "", habits, 0.0).candidates
+    assert only.remaining_s.note == "no time limit; no --ft-model"
+    running = job(time_limit_s=None, start_s=0.0)
+    assert ends_at(running, None, 4, "", SOURCES, 60.0).unlimited
+    assert not ends_at(replace(running, end_s=900.0), None, 4, "", SOURCES, 60.0).unlimited
+    assert not ends_at(job(start_s=0.0), None, 4, "", SOURCES, 60.0).unlimited
 
 
 def test_habit_of_the_user_is_applied_and_shown() -> None:

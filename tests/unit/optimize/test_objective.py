@@ -216,8 +216,15 @@ def test_in_words_tells_the_terms_that_count() -> None:
     demand = job("a", 36_000, A_SPEEDS, waited_s=500.0)
     told = in_words(demand, 1, score(demand, WITH_START)[1])
     assert [term.name for term in told] == ["progress", "start", "waiting"]
-    assert told[0].words == "189 s of work left on 2 GPUs"
-    assert told[2].words == "has waited 500 s since its first submission"
+    assert told[0].words == "3 min 9 s of work left on 2 GPUs"
+    assert told[2].words == "has waited 8 min 20 s since its first submission"
+
+
+def test_a_job_without_a_time_limit_is_told_without_a_number() -> None:
+    demand = Demand("a", (Choice(1, 31_536_000.0, unlimited=True),))
+    assert in_words(demand, 0, score(demand, WEIGHTS)[0])[0].words == (
+        "work left on 1 GPU, without a time limit"
+    )
 
 
 @pytest.mark.parametrize(

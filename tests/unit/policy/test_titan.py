@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from slurm_ext.domain.node import Partition
 from slurm_ext.domain.plan import Plan, Verdict
 from slurm_ext.domain.policy import JobFacts, Permit, View
 from slurm_ext.domain.snapshot import Snapshot
+from slurm_ext.policy.queue import fields
 from slurm_ext.policy.roomless import term_name
 from slurm_ext.policy.titan import TitanConfig, TitanPolicy
 from tests.unit.policy.build import FULL, facts, job, nodes, placement, view
@@ -150,6 +152,22 @@ def test_a_foreign_job_of_another_partition_changes_nothing() -> None:
     far = replace(job(9), partitions=("other",))
     plan = decide(view([job(1), job(2), far], known, nodes(1)))
     assert plan.decisions["2"].verdict is Verdict.WAIT
+
+
+@pytest.mark.parametrize(
+    ("foreign", "verdict"),
+    [
+        (job(9, reason="QOSMaxGRESPerJob"), Verdict.WAIT),
+        (job(9, reason="AccountNotAllowed"), Verdict.WAIT),
+        (job(9, reason="QOSGrpGRES"), Verdict.RESERVE),  # until others end
+        (replace(job(9, reason="PartitionDown"), partitions=("main", "far")), Verdict.RESERVE),
+    ],
+)
+def test_a_foreign_job_that_slurm_never_starts_overtakes_nobody(foreign, verdict) -> None:
+    known = {n: facts(int(n), {4: HOUR * int(n)}) for n in ("1", "2")}
+    found = view([job(1), job(2), foreign], known, nodes(1))
+    assert fields(found)[0].foreign == (verdict is Verdict.RESERVE)
+    assert decide(found).decisions["2"].verdict is verdict
 
 
 def test_a_job_past_the_waiting_limit_comes_first_even_if_worth_little() -> None:

@@ -11,7 +11,7 @@ from slurm_ext.domain.action import Action, ActionKind
 from slurm_ext.domain.errors import SlurmCommandError, SourceMissingError
 from slurm_ext.domain.job import JobState
 from slurm_ext.slurm.cli_backend import CliBackend
-from slurm_ext.slurm.process import CommandRunner
+from slurm_ext.slurm.process import Answer, CommandRunner
 from tests.fakes.commands import FakeCommands
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "slurm"
@@ -59,6 +59,34 @@ def test_the_recorded_queue(backend: CliBackend) -> None:
     assert jobs["11"].dependency == "afterok:3(unfulfilled)"
     assert jobs["4"].time_limit_s == 86400
     assert jobs["7"].time_limit_s == 2 * 86400
+
+
+def test_the_recorded_queue_of_26_05(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", FakeCommands(tmp_path, DATA / "26.05").path())
+    backend = CliBackend(CommandRunner(timeout_s=3), clock=lambda: 1796027813.0)
+    snapshot = backend.snapshot()
+    jobs = {job.job_id: job for job in snapshot.jobs}
+    assert {name for name, job in jobs.items() if job.exclusive} == {"47", "48"}
+    # A task that was changed or held by itself, and the rest that share a record.
+    assert {name: jobs[name].raw_id for name in jobs if name.startswith("50_")} == {
+        "50_[1,3,7,11,13,15]": 50,
+        "50_5": 51,
+        "50_9": 52,
+    }
+    assert (jobs["50_5"].site_factor, jobs["50_9"].held_by_user) == (7, True)
+    assert not jobs["50_[1,3,7,11,13,15]"].held
+    # The last task of an array has the array's own number; one task alone has it from the start.
+    assert (jobs["53_2"].raw_id, jobs["53_2"].site_factor, jobs["53_1"].site_factor) == (53, 4, 3)
+    assert jobs["55_4"].raw_id == 55
+    assert jobs["58"].partitions == ("high", "main")
+    assert [(node.name, node.available) for node in snapshot.nodes] == [
+        *(("n1", True), ("n2", True), ("n3", True), ("n4", False)),
+    ]
+    assert backend.slurm_config().release == (26, 5)
+    monkeypatch.setenv("FAKE_DATA_PARSERS", "v0.0.44")
+    (task,) = backend.details(["53_2"])
+    assert task.raw_id == 53
+    backend.close()
 
 
 def test_order_and_holds_of_the_recorded_queue(backend: CliBackend) -> None:
@@ -224,7 +252,8 @@ def test_rpc_storm(backend: CliBackend, monkeypatch: pytest.MonkeyPatch) -> None
     run = backend.runner.run
 
     def counted(argv, **options):  # type: ignore[no-untyped-def]
-        calls.append(argv[0])
+        if argv != ["squeue", "--helpFormat"]:  # once, and answered by squeue itself
+            calls.append(argv[0])
         return run(argv, **options)
 
     monkeypatch.setattr(backend.runner, "run", counted)
@@ -282,3 +311,30 @@ def test_details_of_a_slurm_that_knows_no_parser_of_ours_are_missing(
     monkeypatch.setenv("FAKE_DATA_PARSERS", "v0.0.99")
     with pytest.raises(SlurmCommandError, match="data_parser"):
         backend.details(["3", "4"])
+
+
+def test_the_last_task_of_an_array_with_a_step_is_asked_for_once_more(
+    backend: CliBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tasks of the recorded array, made to reach farther than Slurm writes one by one."""
+    asked: list[list[str]] = []
+    whole = "8_[1-21:4%3]"
+    run = backend.runner.run
+
+    def stepped(argv, **options):  # type: ignore[no-untyped-def]
+        if argv[0] == "squeue" and "-r" not in argv and "--helpFormat" not in argv:
+            asked.append(argv)
+            mark = argv[argv.index("-O") + 1].rpartition("\x1f")[2]
+            return Answer(f"{whole}\x1f{mark}\n9\x1f{mark}\n", "", 0)
+        answer = run(argv, **options)
+        text = answer.stdout
+        for task, wide in ((9, 17), (7, 13), (5, 9), (3, 5)):
+            text = text.replace(f"\x1f8_{task}\x1f", f"\x1f8_{wide}\x1f")
+        return Answer(text, answer.stderr, answer.rc)
+
+    monkeypatch.setattr(backend.runner, "run", stepped)
+    assert "8_[1,5,9,13,17,21]" in {job.job_id for job in backend.snapshot().jobs}
+    assert [argv[-2:] for argv in asked] == [["-j", "8"]]
+    whole = "8_[1,5,9,13,17,2...]"
+    with pytest.raises(SourceMissingError, match="cut off"):
+        backend.snapshot()

@@ -11,16 +11,18 @@ import pytest
 
 from slurm_ext.domain.errors import SourceMissingError
 from slurm_ext.domain.job import Job, JobState
+from slurm_ext.slurm.arrays import Records
 from slurm_ext.slurm.json_documents import (
     job_from_json,
     jobs_from_json,
     number,
     parse_document,
 )
-from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser
+from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser, columns
 from slurm_ext.slurm.rows import RowFormat
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "slurm"
+AT = COLUMNS.index("JobArrayID")
 RELEASES = ("24.05", "24.11", "25.05")
 
 
@@ -30,13 +32,16 @@ def text_of(name: str) -> str:
     return raw.decode(errors="replace")
 
 
-@pytest.mark.parametrize("version", ["v0.0.42", "v0.0.40"])
-def test_text_and_json_of_one_moment_are_the_same_jobs(version: str) -> None:
-    form = RowFormat(COLUMNS, "@MARK@")
-    rows = form.split(text_of("24.11/squeue.txt"), "squeue")
+@pytest.mark.parametrize(
+    ("release", "version"),
+    [("24.11", "v0.0.42"), ("24.11", "v0.0.40"), ("26.05", "v0.0.42"), ("26.05", "v0.0.44")],
+)
+def test_text_and_json_of_one_moment_are_the_same_jobs(release: str, version: str) -> None:
+    form = RowFormat(columns(text_of(f"{release}/squeue_help_format.txt")), "@MARK@")
+    rows = Records(form.split(text_of(f"{release}/squeue.txt"), "squeue"), AT).rows()
     text = {job.job_id: job for job in JobParser().parse(rows, form)}
     documents = {
-        job.job_id: job for job in jobs_from_json(text_of(f"24.11/squeue_{version}.json.gz"))
+        job.job_id: job for job in jobs_from_json(text_of(f"{release}/squeue_{version}.json.gz"))
     }
     assert text.keys() == documents.keys()
     for job_id, job in text.items():
@@ -45,6 +50,14 @@ def test_text_and_json_of_one_moment_are_the_same_jobs(version: str) -> None:
             # squeue words some reasons at length.
             if field.name != "reason" or not ours.startswith("Nodes required"):
                 assert ours == theirs, (job_id, field.name)
+
+
+def test_a_data_parser_that_does_not_tell_of_whole_nodes_is_refused() -> None:
+    """It would call every job one that shares its nodes."""
+    text = text_of("26.05/squeue_v0.0.45.json.gz")
+    assert {str(job["shared"]) for job in json.loads(text)["jobs"]} == {"[]"}
+    with pytest.raises(SourceMissingError, match=r"v0\.0\.45 does not tell"):
+        jobs_from_json(text)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,11 @@ from hypothesis import strategies as st
 
 from slurm_ext.domain.errors import SourceMissingError
 from slurm_ext.domain.job import Job, JobState
-from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser, eligible_at, observed
+from slurm_ext.slurm.parse_jobs import COLUMNS, JobParser, columns, eligible_at, observed
 from slurm_ext.slurm.rows import SEPARATOR, RowFormat
 
 FORM = RowFormat(COLUMNS, "end0")
+DATA = Path(__file__).parents[2] / "data" / "slurm"
 PENDING = {
     "JobID": "7",
     "JobArrayID": "7",
@@ -232,3 +234,36 @@ def test_no_account_changes_another_field(account: str) -> None:
     assert job is not None
     assert (job.job_id, job.user, job.batch, job.restarts) == ("7", "alice", True, 0)
     assert job.account in {account, ""}
+
+
+@pytest.mark.parametrize(
+    ("release", "column"), [("24.11", "OverSubscribe"), ("26.05", "Exclusive")]
+)
+def test_whole_nodes_are_read_where_the_release_tells_of_them(release: str, column: str) -> None:
+    known = (DATA / release / "squeue_help_format.txt").read_text()
+    asked = columns(known)
+    assert column in asked
+    assert [name for name in asked if name != column] == [
+        name for name in COLUMNS if name != "OverSubscribe"
+    ]
+    assert columns("") == COLUMNS  # a squeue that does not tell
+
+
+@pytest.mark.parametrize(
+    ("column", "word", "whole"),
+    [
+        ("OverSubscribe", "OK", False),
+        ("OverSubscribe", "YES", False),
+        ("OverSubscribe", "NO", True),
+        ("OverSubscribe", "USER", True),
+        ("Exclusive", "NO", False),
+        ("Exclusive", "NODE", True),
+        ("Exclusive", "USER", True),
+    ],
+)
+def test_the_same_word_means_different_things_in_the_two_columns(
+    column: str, word: str, whole: bool
+) -> None:
+    form = RowFormat(tuple(column if c == "OverSubscribe" else c for c in COLUMNS), "end0")
+    (job,) = JobParser().parse([row(oversubscribe=word)], form)
+    assert job.exclusive is whole

@@ -77,6 +77,10 @@ def test_a_partition() -> None:
     partition = parse_partition(line)
     assert partition.node_names == ("g01", "g02", "g03", "g04", "h1")
     assert (partition.max_time_s, partition.max_nodes) == (172800.0, 8)
+    assert partition.min_nodes is None
+    assert parse_partition(line.replace("MaxNodes=8", "MinNodes=2")).min_nodes == 2
+    # Slurm's default of 0 binds nobody.
+    assert parse_partition(line.replace("MaxNodes=8", "MinNodes=0")).min_nodes is None
     assert (partition.priority_tier, partition.preempt_mode) == (3, "REQUEUE")
     assert (partition.default, partition.available, partition.qos) == (True, True, "part_limits")
     closed = parse_partition(

@@ -111,11 +111,15 @@ def test_sdiag_cut_off() -> None:
 def test_limits_of_one_partition_bind_with_the_others() -> None:
     limits = parse_associations(
         "vision|||root||gres/gpu=24||||\nvision|alice|||gres/gpu=16||2-00:00:00|||\n"
-        "vision|alice|main||gres/gpu=8|||||\n"
+        "vision|alice|main||gres/gpu=8|||||\nvision|bob|main||gres/gpu=8|||||\n"
     )
     assert limits["assoc:vision"].grp_gpus == 24
     alice = limits["assoc:vision:alice"]
     assert (alice.max_gpus_per_job, alice.max_wall_s) == (8, 172800.0)
+    # In another partition they may have more.
+    assert limits["assoc:vision"].exact
+    assert not alice.exact
+    assert not limits["assoc:vision:bob"].exact
 
 
 def test_every_limit_that_binds_a_resized_job_is_read() -> None:
@@ -137,6 +141,14 @@ def test_every_limit_that_binds_a_resized_job_is_read() -> None:
     qos = parse_qos("small|DenyOnLimit,OverPartQOS|mem=8G||cpu=8|cpu=16,gres/gpu=6|||||\n")
     small = qos["qos:small"]
     assert small.over_partition
+    assert small.waives == frozenset()
+    flags = "PartitionMaxNodes,PartitionMinNodes,PartitionTimeLimit,NoDecay"
+    free = parse_qos(f"free|{flags}|||||||||\n")["qos:free"]
+    assert free.waives == {"max_nodes", "min_nodes", "max_time_s"}
+    assert not free.over_partition
+    # Some other type may be free of a limit on one, some other partition of one of an association.
+    typed = parse_qos("a||gres/gpu:a100=2||||||||\nb||gres/gpu=2||||||||\n")
+    assert [typed[f"qos:{name}"].exact for name in "ab"] == [False, True]
     assert (small.max_memory_mib_per_job, small.max_cpus_per_user) == (8192, 8)
     assert (small.max_cpus_per_account, small.max_gpus_per_account) == (16, 6)
 

@@ -76,6 +76,13 @@ def test_a_hanging_command_ends_at_the_limit_with_its_children(shell: bool, tmp_
         time.sleep(0.01)
 
 
+def test_what_a_hanging_command_complains_of_is_told() -> None:
+    """A Slurm command without munge tries again for long, and says why only to its own screen."""
+    argv = ["/bin/sh", "-c", "echo a >&2; echo Did you start munged? >&2; sleep 9"]
+    with pytest.raises(SlurmCommandError, match=r"within 1 s \(Did you start munged\?\)"):
+        CommandRunner(timeout_s=1).run(argv)
+
+
 def _alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

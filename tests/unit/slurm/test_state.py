@@ -39,9 +39,14 @@ def test_a_job_that_completes_still_holds_its_nodes() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["IDLE", "MIXED", "ALLOCATED", "MIXED+PLANNED", "IDLE+PLANNED", "idle-", "IDLE+CLOUD"]
+    "text",
+    [
+        *("IDLE", "MIXED", "ALLOCATED", "MIXED+PLANNED", "IDLE+PLANNED", "idle-", "IDLE+CLOUD"),
+        *("IDLE~", "IDLE+POWERED_DOWN", "IDLE+CLOUD+POWERED_DOWN", "IDLE#", "MIXED+POWERING_UP"),
+    ],
 )
 def test_available(text: str) -> None:
+    """Also nodes that Slurm has switched off to save power: it switches them on for a job."""
     assert node_available(text)
 
 
@@ -49,7 +54,8 @@ def test_available(text: str) -> None:
     "text",
     [
         *("DOWN", "DOWN*", "IDLE*", "IDLE+DRAIN", "MIXED+DRAIN+PLANNED", "DRAINED", "DRAINING"),
-        *("IDLE+MAINTENANCE+RESERVED", "IDLE+RESERVED", "IDLE~", "IDLE+POWERED_DOWN", "IDLE#"),
+        *("IDLE+MAINTENANCE+RESERVED", "IDLE+RESERVED", "IDLE%", "IDLE+POWERING_DOWN", "IDLE!"),
+        *("MIXED+CLOUD+POWERED_DOWN", "DOWN+POWERED_DOWN", "DOWN+POWERING_UP"),
         *("IDLE+NOT_RESPONDING", "FAIL", "UNKNOWN", "FUTURE", "INVAL", "IDLE+INVALID_REG", "maint"),
         *("IDLE+REBOOT_REQUESTED", "IDLE$", "", "A_STATE_OF_THE_FUTURE", "IDLE+NEW_FLAG"),
     ],

@@ -47,6 +47,13 @@ _ALWAYS_OURS = (
 )
 
 
+# Read by the program as numbers, also where the user has given one of them as in 10m.
+_TIMES = (
+    variables.GRACE_S,
+    variables.COLLECTIVE_TIMEOUT_S,
+    variables.INIT_TIMEOUT_S,
+    variables.CHECKPOINT_INTERVAL,
+)
 # Of one job alone, also where they were given on the command line of its ft-run.
 _OF_ONE_JOB = (variables.CHECKPOINT_DIR, variables.STATE_DIR, variables.CHAIN)
 
@@ -201,6 +208,8 @@ def compose(
             continue
         theirs = name in environment and name not in _ALWAYS_OURS
         if theirs and not (name in spoken and spoken[name] in options.given):
+            if name in _TIMES:
+                result[name] = value
             continue
         result[name] = value
         # What was said on a command line is the user's word and goes where the environment goes,

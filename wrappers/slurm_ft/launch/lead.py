@@ -29,7 +29,7 @@ from slurm_ft.launch.pulse import Pulse
 from slurm_ft.launch.signals import PASSED_ON, slurm_setting
 from slurm_ft.launch.supervise import MARGIN_S, MARGIN_SHARE, Ending, Supervisor
 from slurm_ft.launch.waiting import wait_signal
-from slurm_ft.requeue import act, attempts
+from slurm_ft.requeue import act, attempts, steps
 from slurm_ft.requeue.causes import BACK_ALREADY, MOST_WORDS, Evidence, classify
 from slurm_ft.requeue.decide import Answer, By, Case, decide
 from slurm_ft.requeue.limits import parse_limits
@@ -72,6 +72,8 @@ class Lead:
         self._limits = parse_limits(options["max-requeues"])
         self._ledger = Attempts(identity.job_id, ())
         self._started_s = time.time()
+        # Of the attempt: an earlier step of the same script may have begun it.
+        self._began_s = self._started_s
         self._looks = 0
         # What Slurm knows the job by, and whether Slurm's own record has shown that it is ours.
         self._slurm_name = identity.job_id
@@ -84,14 +86,10 @@ class Lead:
     def begin(self, supervisor: Supervisor) -> None:
         """Open this attempt in the ledger, and close earlier ones whose end nobody wrote."""
         self._marks.forget_old()
-        attempt = Attempt(
-            number=self._identity.attempt,
-            started_s=self._started_s,
-            gpus=self._identity.gpus,
-            nodes=self._nodes(),
-            ranks=self._identity.size,
-        )
-        self._ledger = attempts.begin(self._load(), attempt)
+        known, number = self._load(), self._identity.attempt
+        begun = (a.started_s for a in known.attempts if a.number == number)
+        self._began_s = min((self._began_s, *begun))
+        self._ledger = attempts.begin(known, self._attempt())
         self._store()
         if attempts.unsure_before(self._ledger, self._identity.attempt):
             argv = act.ends_of_attempts(self._identity.job_id)
@@ -113,12 +111,9 @@ class Lead:
             f" {self._paths.state_dir})"
         )
         now_s = time.time()
-        attempt = Attempt(
-            number=number,
+        attempt = replace(
+            self._attempt(),
             started_s=now_s,
-            gpus=self._identity.gpus,
-            nodes=self._nodes(),
-            ranks=self._identity.size,
             ended_s=now_s,
             cause=Cause.COMPLETED,
             exit_code=0,
@@ -131,12 +126,8 @@ class Lead:
 
     def refuse(self, why: str, code: int) -> None:
         """Keep an attempt of which rank 0 itself could not start its program."""
-        attempt = Attempt(
-            number=self._identity.attempt,
-            started_s=self._started_s,
-            gpus=self._identity.gpus,
-            nodes=self._nodes(),
-            ranks=self._identity.size,
+        attempt = replace(
+            self._attempt(),
             ended_s=time.time(),
             cause=Cause.USER_ERROR,
             exit_code=code,
@@ -189,6 +180,24 @@ class Lead:
                 return f"--max-requeues={cause.value}={allowed} is used up"
         return ""
 
+    def _attempt(self) -> Attempt:
+        """This step's part of the attempt, as it begins."""
+        return Attempt(
+            number=self._identity.attempt,
+            started_s=self._started_s,
+            gpus=self._identity.gpus,
+            nodes=self._nodes(),
+            ranks=self._identity.size,
+            step=self._marks.step,
+        )
+
+    def _own(self) -> Attempt | None:
+        """What this step has kept so far."""
+        if not self._paths.state_dir:
+            return None
+        where = Path(self._paths.state_dir)
+        return steps.read(where, self._identity.job_id, self._identity.attempt, self._marks.step)
+
     def _nodes(self) -> tuple[str, ...]:
         try:
             return nodelist.expand(self._identity.nodelist)
@@ -206,22 +215,37 @@ class Lead:
             return self._ledger
 
     def _store(self) -> None:
+        if not self._paths.state_dir:
+            self._copy(self._ledger)
+            return
+        where = Path(self._paths.state_dir)
+        path = where / attempts.file_name(self._identity.job_id)
+
+        def write(ledger: Attempts) -> None:
+            try:
+                attempts.store(path, ledger)
+            finally:
+                self._copy(ledger)
+
+        try:
+            steps.store(where, self._ledger, write)
+        except OSError as exc:
+            self._tell(f"{self._paths.state_dir}: attempts cannot be kept: {exc.strerror}")
+
+    def _copy(self, ledger: Attempts) -> None:
+        """The copy in the spool, for the daemon."""
+        if not self._paths.progress:
+            return
         name = attempts.file_name(self._identity.job_id)
-        if self._paths.state_dir:
-            try:
-                attempts.store(Path(self._paths.state_dir, name), self._ledger)
-            except OSError as exc:
-                self._tell(f"{self._paths.state_dir}: attempts cannot be kept: {exc.strerror}")
-        if self._paths.progress:
-            copy, ledger = Path(self._paths.progress).with_name(name), self._ledger
-            try:
-                within(SPOOL_LIMIT_S, lambda: attempts.store(copy, ledger))
-            except LateError:
-                self._paths.progress = ""
-                self._tell(f"{self._paths.spool}: no answer; the daemon is told no more")
-            except OSError as exc:
-                if self._options.on("verbose"):
-                    self._tell(f"{self._paths.spool}: no copy of the attempts: {exc.strerror}")
+        copy = Path(self._paths.progress).with_name(name)
+        try:
+            within(SPOOL_LIMIT_S, lambda: attempts.store(copy, ledger))
+        except LateError:
+            self._paths.progress = ""
+            self._tell(f"{self._paths.spool}: no answer; the daemon is told no more")
+        except OSError as exc:
+            if self._options.on("verbose"):
+                self._tell(f"{self._paths.spool}: no copy of the attempts: {exc.strerror}")
 
     def _close_earlier(self, code: int, text: str) -> None:
         rows = text.splitlines() if code == 0 else ()
@@ -291,24 +315,13 @@ class Lead:
         Where Slurm's record cannot be had nothing is done: it alone tells whether somebody else has
         sent the job back already.
         """
-        number = self._identity.attempt
-        ledger = self._load()
-        known = [a for a in ledger.attempts if a.number == number and a.ended_s is not None]
-        if known and not known[-1].requeued:
+        known = self._own()
+        if known is not None and known.ended_s is not None and not known.requeued:
             self._marks.decide(False)
             return ending.code
         self._in_stead = why
-        attempt = Attempt(
-            number=number,
-            started_s=self._started_s,
-            gpus=self._identity.gpus,
-            nodes=self._nodes(),
-            ranks=self._identity.size,
-        )
-        earlier = [a for a in ledger.attempts if a.number == number]
-        self._ledger = attempts.begin(
-            ledger, replace(earlier[-1], ended_s=None, cause=None) if earlier else attempt
-        )
+        attempt = self._attempt() if known is None else replace(known, ended_s=None, cause=None)
+        self._ledger = attempts.begin(self._load(), attempt)
         if said is None and self._paths.status:
             said = status.read(Path(self._paths.status))
         return self._conclude(ending, said, Pulse(self._marks, term))
@@ -338,6 +351,7 @@ class Lead:
             status=said,
             lead_s=self._options.seconds("grace"),
             launcher=self._identity.launcher,
+            unlaunched=ending.unlaunched,
         )
         until = time.monotonic() + CONTROLLER_S
         if evidence.code or evidence.left:
@@ -358,6 +372,9 @@ class Lead:
         if self._in_stead:
             by = By.NOBODY if answer.by is By.FT_RUN and evidence.record is None else answer.by
             answer = replace(answer, by=by, reason=f"{answer.reason}; {self._in_stead}")
+        if ending.forced:
+            late = "the program had not left when its grace was nearly over, and was killed"
+            answer = replace(answer, reason=f"{answer.reason}; {late}")
         if said is not None and said.save_error:
             lost = said.save_error[:MOST_WORDS]
             answer = replace(answer, reason=f"{answer.reason}; last save failed: {lost}")
@@ -453,10 +470,12 @@ class Lead:
         framework = ""
         if evidence.status is None and ending.hook is None:
             framework = requeues_by_itself(self._command, self._environment)
+        # Coming back repeats the script's earlier steps too: they count for what would be lost.
+        last = replace(self._ended(evidence, cause, ending), started_s=self._began_s)
         case = Case(
             cause=cause,
             words=words,
-            attempts=(*self._ledger.attempts[:-1], self._ended(evidence, cause, ending)),
+            attempts=(*self._ledger.attempts[:-1], last),
             limits=self._limits,
             mode=self._options["requeue"],
             saved=evidence.status is not None or ending.hook == 0,

@@ -17,7 +17,9 @@ _DECISION = "decision"
 _HOOK = "hook"
 _STATUS = "status"
 _DONE = "done"
-_KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE, _LEAD, _STOP)
+# Kept by `slurm_ft.requeue.steps`.
+_STEP = "step"
+_KINDS = (_END, _DECISION, _HOOK, _STATUS, _DONE, _LEAD, _STOP, _STEP)
 # Rank 0 leads in term 0; whoever takes over, in the next. More deaths than that are no accident.
 MOST_TERMS = 3
 _MOST_WORDS = 400
@@ -34,6 +36,11 @@ class Marks:
         self._attempt = attempt
         self._step = step
         self._tag = f"{job}-{attempt}-{step}"
+
+    @property
+    def step(self) -> int:
+        """Slurm's number of the step."""
+        return self._step
 
     @property
     def hook(self) -> str:

@@ -9,6 +9,7 @@ form goes; what belongs together is checked where it is used.
 from __future__ import annotations
 
 from slurm_ext.domain.amount import parse_bytes
+from slurm_ext.domain.duration import FORMS, parse_duration, seconds_text
 from slurm_ft import variables
 from slurm_ft.launch.errors import UsageError
 
@@ -84,7 +85,7 @@ OPTIONS = (
     ),
     Option(
         "grace",
-        "SECONDS",
+        "TIME",
         "Time from such a signal to SIGKILL: the lead of --signal or the partition's GraceTime. A"
         " program that is still there shortly before is killed, so that the job can be requeued."
         " Default: what Slurm's record of the job says.",
@@ -92,13 +93,13 @@ OPTIONS = (
     ),
     Option(
         "collective-timeout",
-        "SECONDS",
+        "TIME",
         "Time-out of one collective. Those that have to be longer follow from it.",
         variables.COLLECTIVE_TIMEOUT_S,
     ),
     Option(
         "checkpoint-interval",
-        "auto|LOW-HIGH|SECONDS",
+        "auto|LOW-HIGH|TIME",
         "Time between two checkpoints, or the bounds of what is chosen from the measured cost of a"
         " save and the failure rate.",
         variables.CHECKPOINT_INTERVAL,
@@ -220,13 +221,13 @@ class Options:
 
 
 def to_seconds(text: str, place: str) -> float:
-    """A positive number of seconds, or UsageError naming ``place``."""
+    """A time above 0 in seconds, or UsageError naming ``place``."""
     try:
-        value = float(text)
+        value = parse_duration(text)
     except ValueError:
         value = 0.0
-    if not 0 < value <= 1e9:
-        raise UsageError(f"{place}={text}: not a time; write seconds above 0, such as 120")
+    if not value:
+        raise UsageError(f"{place}={text}: not a time above 0; write {FORMS}")
     return value
 
 
@@ -286,10 +287,12 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> Options:
         _check_after(values["after"], argv[at:])
     for name in ("grace", "collective-timeout"):
         if values[name]:
-            to_seconds(values[name], places[name])
+            # The program reads a number.
+            values[name] = seconds_text(to_seconds(values[name], places[name]))
     if values["checkpoint-quota"]:
         _check_quota(values["checkpoint-quota"], places["checkpoint-quota"])
-    _check_interval(values["checkpoint-interval"], places["checkpoint-interval"])
+    interval = values["checkpoint-interval"]
+    values["checkpoint-interval"] = _interval(interval, places["checkpoint-interval"])
     return Options(values, frozenset(given), places, tuple(ft_args), tuple(argv[at:]))
 
 
@@ -320,16 +323,20 @@ def _check_quota(text: str, place: str) -> None:
         raise UsageError(f"{place}={text}: {exc}; write a number, or one as in 200G") from exc
 
 
-def _check_interval(text: str, place: str) -> None:
+def _interval(text: str, place: str) -> str:
+    """The same in plain seconds."""
     if text == "auto":
-        return
+        return text
     low, dash, high = text.partition("-")
     try:
+        if "-" in high:
+            raise UsageError(f"{place}={text}: more than two bounds")
         bounds = [to_seconds(word, place) for word in ((low, high) if dash else (low,))]
     except UsageError as exc:
         raise UsageError(
-            f"{place}={text}: no interval; write auto, bounds in seconds such as 120-1800, or"
-            " seconds above 0"
+            f"{place}={text}: no interval; write auto, bounds such as 2m-30m or 120-1800, or one"
+            " time above 0"
         ) from exc
     if bounds[0] > bounds[-1]:
         raise UsageError(f"{place}={text}: the bounds are the wrong way round; write {high}-{low}")
+    return "-".join(seconds_text(bound) for bound in bounds)

@@ -47,10 +47,14 @@ class Ending:
     ``asked`` is the first signal that meant "save and come back", ``asked_s`` when it came.
     ``forced`` says that ft-run killed the program, ``stopped`` that it ended it after the hook.
     ``hook`` is the hook's exit code, ``None`` where none ran. ``told`` is why another rank could
-    not start, where the program was ended for that; the code is that rank's then.
+    not start, where the program was ended for that; the code is that rank's then. ``unlaunched``
+    says that Slurm did not get the step started on all of its nodes.
     """
 
-    __slots__ = ("asked", "asked_s", "code", "ended_s", "forced", "hook", "stopped", "told")
+    __slots__ = (
+        *("asked", "asked_s", "code", "ended_s", "forced", "hook", "stopped", "told"),
+        "unlaunched",
+    )
 
     def __init__(self) -> None:
         self.code = 0
@@ -61,6 +65,7 @@ class Ending:
         self.stopped = False
         self.hook: int | None = None
         self.told = ""
+        self.unlaunched = False
 
 
 class Orders:

@@ -10,6 +10,7 @@ anything starts. Pure functions of the environment.
 
 from __future__ import annotations
 
+from slurm_ext.domain.duration import seconds_text
 from slurm_ft import variables
 from slurm_ft.launch.errors import UsageError
 from slurm_ft.launch.options import to_seconds
@@ -51,8 +52,8 @@ class Timeouts:
     def variables(self) -> dict[str, str]:
         """What the program is told."""
         return {
-            variables.COLLECTIVE_TIMEOUT_S: f"{self.collective_s:g}",
-            variables.INIT_TIMEOUT_S: f"{self.join_s:g}",
+            variables.COLLECTIVE_TIMEOUT_S: seconds_text(self.collective_s),
+            variables.INIT_TIMEOUT_S: seconds_text(self.join_s),
             # NCCL reads a whole number.
             HEARTBEAT: str(-int(-self.heartbeat_s // 1)),
         }
@@ -67,8 +68,9 @@ def order_timeouts(
 
     Raises UsageError where two values of the user contradict each other.
     """
-    heartbeat_s = _given(environment, HEARTBEAT)
-    join_s = _given(environment, variables.INIT_TIMEOUT_S)
+    heartbeat_s = _plain(environment, HEARTBEAT)
+    join = environment.get(variables.INIT_TIMEOUT_S, "")
+    join_s = to_seconds(join, variables.INIT_TIMEOUT_S) if join else None
     chosen = collective_s
     if chosen is None:
         chosen = DEFAULT_COLLECTIVE_S
@@ -120,6 +122,9 @@ def for_launcher(grace_s: float | None, environment: Mapping[str, str]) -> dict[
     return {AGENT_SHUTDOWN: str(int(wanted_s))}
 
 
-def _given(environment: Mapping[str, str], name: str) -> float | None:
+def _plain(environment: Mapping[str, str], name: str) -> float | None:
+    """A variable of somebody else, who knows no units."""
     text = environment.get(name, "")
+    if text and not text.strip().replace(".", "", 1).isdecimal():
+        raise UsageError(f"{name}={text}: torch knows no units; write a number of seconds")
     return to_seconds(text, name) if text else None

@@ -31,6 +31,8 @@ from slurm_ft.pause.requests import (
 # Below the user's home, as ft-run has it by default.
 STATE = Path(".slurm-ext", "state")
 _POLL_S = 0.1
+# Whether there is still somebody to answer: asked of Slurm, so seldom.
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,9 @@ def send(place: Place, ask: PauseAsk, wake: Callable[[], None]) -> None:
         write_private(ask_path(place.asks, ask), ask, 0o644 if place.vouched else 0o600)
     except OSError as exc:
         raise DataError(
-            str(place.asks), f"no request can be left there: {exc.strerror}", "check its owner"
+            str(place.asks),
+            f"no request can be left there: {exc.strerror}",
+            "mend the directory; until then a pause ends by itself at its time",
         ) from exc
     wake()
 
@@ -131,22 +135,31 @@ def wait(
     *,
     first_s: float,
     limit_s: float,
+    over: Callable[[], bool] = lambda: False,
 ) -> PauseAnswer | None:
     """The answer as soon as it is ``enough``, or the last one at the limit.
 
-    ``None`` where nobody has answered at all within ``first_s``.
+    ``None`` where nobody has answered at all within ``first_s``. ``over`` tells whether the job has
+    ended meanwhile: its helper may be killed with it before it has written its last word.
     """
-    began_s = time.monotonic()
+    began_s = looked_s = time.monotonic()
+    ended = False
     answer = None
     paths = [answer_path(directory, ask.id) for directory in place.answers]
     try:
         while True:
             answer = next((found for path in paths if (found := read_answer(path))), None)
-            passed_s = time.monotonic() - began_s
-            if answer is not None and (enough(answer) or passed_s > limit_s):
+            now_s = time.monotonic()
+            passed_s = now_s - began_s
+            if answer is not None and (enough(answer) or ended or passed_s > limit_s):
                 return answer
             if answer is None and passed_s > first_s:
                 return None
+            if answer is not None and now_s - looked_s > _LOOK_S:
+                # Once more round, since the last word may have come while Slurm was asked.
+                ended = over()
+                looked_s = time.monotonic()
+                continue
             time.sleep(_POLL_S)
     finally:
         # Also an answered one: nobody else can remove it, and a later attempt must not obey it.

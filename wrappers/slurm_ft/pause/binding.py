@@ -9,7 +9,6 @@ not be left by a step ends the rank with the code that tells ft-run what is know
 from __future__ import annotations
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import ConfigError
 from slurm_ext.domain.pausing import PAUSE_NOTE
 from slurm_ext.domain.progress import MAX_WORD, Hold
@@ -210,12 +210,14 @@ def move_s(environment: Mapping[str, str]) -> float:
     """How long giving back may take, as the user bounds it."""
     text = environment.get(variables.PAUSE_MOVE_S, "")
     try:
-        found = float(text) if text else DEFAULT_MOVE_S
+        found = parse_duration(text) if text else DEFAULT_MOVE_S
     except ValueError:
         found = 0.0
-    if not 0 < found < math.inf:
+    if not found:
         raise ConfigError(
-            variables.PAUSE_MOVE_S, f"{text!r} is no number of seconds above 0", "unset it"
+            variables.PAUSE_MOVE_S,
+            f"{text!r} is no time above 0",
+            f"unset it or write {FORMS}",
         )
     return found
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from slurm_ext.domain.errors import ProtocolError
+from slurm_ext.domain.pausing import UNDER_WAY
 from slurm_ft.pause.controller import Controller, Stage, on_controller, settled
 from slurm_ft.pause.drive import Drive
 from slurm_ft.pause.limits import Limits
@@ -145,7 +146,7 @@ class Conductor:
                 "or has not come to it yet"
             )
         elif last and not settled(self._table.read(last)):
-            refusal = f"pause {last} is under way"
+            refusal = f"pause {last} {UNDER_WAY}"
         else:
             refusal = objection
         if refusal:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -38,6 +39,10 @@ _CLOCKS_S = 5.0
 # Who asks gives up and withdraws the request much sooner; one that is older than the attempt by
 # more than this is of somebody whose terminal has died, and is not wanted any more.
 _LEFT_S = 120.0
+
+
+class UncheckedError(ProtocolError):
+    """munge does not answer on this node, or does not know the credential."""
 
 
 def ask_path(directory: Path, ask: PauseAsk) -> Path:
@@ -103,7 +108,7 @@ def vouched_by(credential: str, words: str) -> int:
     try:
         text = _munge(["unmunge", "--numeric"], credential)
     except SourceMissingError as exc:
-        raise ProtocolError(f"credential: {exc}") from exc
+        raise UncheckedError(f"credential: {exc}") from exc
     head, _, payload = text.partition("\n\n")
     uid = _UID.search(head)
     if not _STATUS.search(head) or uid is None:
@@ -151,11 +156,20 @@ class Letterbox:
         self._since_s = since_s - _CLOCKS_S
         self._seen: set[str] = set()
         self._told_before: set[str] = set()
+        self._unchecked: dict[str, str] = {}
 
     def take(self) -> Iterator[PauseAsk]:
         """New requests that may be obeyed, the oldest first."""
         found = [*self._own(), *self._daemons()]
         yield from sorted(found, key=lambda ask: (ask.at_s, ask.id))
+
+    def unchecked(self) -> dict[str, str]:
+        """Requests that may be right and could not be checked here, by id, with the reason; once.
+
+        Who has left them in the daemon's place waits for an answer.
+        """
+        found, self._unchecked = self._unchecked, {}
+        return found
 
     def _own(self) -> Iterator[PauseAsk]:
         for path in self._names(self._state_dir):
@@ -213,16 +227,21 @@ class Letterbox:
                 raise ProtocolError(f"{path}: about job {ask.job_id[:40]}, this is {self._job_id}")
             if ask.at_s < self._since_s - (0.0 if needs_credential else _LEFT_S):
                 raise ProtocolError(f"{path}: from before this attempt; not obeyed")
-            if (
-                needs_credential
-                and (uid := self._vouched(ask.credential, ask.words())) not in users
-            ):
-                raise ProtocolError(
-                    f"{path}: vouched for by user {uid}, who may not pause this job"
-                )
+            if needs_credential:
+                self._check_credential(path, ask, users)
         except FileNotFoundError:
             return None
         except ProtocolError as exc:
             self._told(str(exc))
             return None
         return ask
+
+    def _check_credential(self, path: Path, ask: PauseAsk, users: set[int]) -> None:
+        """Raises ProtocolError where the credential is not one of these users'."""
+        try:
+            uid = self._vouched(ask.credential, ask.words())
+        except UncheckedError as exc:
+            self._unchecked[ask.id] = f"{socket.gethostname()} cannot check who asks: {exc}"
+            raise
+        if uid not in users:
+            raise ProtocolError(f"{path}: vouched for by user {uid}, who may not pause this job")

@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from slurm_ext.domain.duration import parse_duration
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ext.domain.pausing import (
     ANSWER_PREFIX,
@@ -105,8 +106,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--host", default="", help="name under which ranks reach this node")
     parser.add_argument("--status", type=Path, help="of rank 0's session, which tells the step")
     parser.add_argument("--stays", default="", help="why ft-run would not requeue the job")
-    parser.add_argument("--collective-timeout", type=float, default=600.0, metavar="S")
-    parser.add_argument("--move-limit", type=float, default=DEFAULT_MOVE_S, metavar="S")
+    parser.add_argument("--collective-timeout", type=parse_duration, default=600.0, metavar="TIME")
+    parser.add_argument("--move-limit", type=parse_duration, default=DEFAULT_MOVE_S, metavar="TIME")
     args = parser.parse_args(argv)
     logging.basicConfig(format="ft-run: pause: %(message)s", level=logging.WARNING)
     _outlive_signals()
@@ -210,7 +211,7 @@ class Helper:
         finally:
             letters.cancel()
             # A job that saved and left takes this process along before it has looked again.
-            self._write(self._news())
+            self._write(self._news() | self._last_words())
             await self._server.stop()
             # Another process of the same step may have replaced it; ranks find that one.
             if read_address(self._path) == address:
@@ -246,6 +247,8 @@ class Helper:
             await _aside(self._sweep)
         for ask in await _aside(lambda: list(self._letters.take())):
             await self._obey(ask)
+        for ask_id, why in self._letters.unchecked().items():
+            await self._refuse(ask_id, why)
         if news := self._news():
             await _aside(partial(self._write, news))
 
@@ -290,8 +293,7 @@ class Helper:
             if not why and ask.rung is Rung.JOB:
                 why = await _aside(self._lost)
             if why:
-                answer = PauseAnswer(ask.id, "refused", end=End.REFUSED.value, reason=why)
-                await _aside(partial(self._write, {ask.id: answer}))
+                await self._refuse(ask.id, why)
                 return
             outcome = self._server.pause(
                 ask.rung, wait_s=ask.wait_s, hold_s=ask.hold_s, by=ask.by, request_id=ask.id
@@ -311,6 +313,10 @@ class Helper:
             await _aside(partial(self._write, {ask.id: answer}))
             return
         self._open[ask.id] = outcome.id
+
+    async def _refuse(self, ask_id: str, why: str) -> None:
+        answer = PauseAnswer(ask_id, "refused", end=End.REFUSED.value, reason=why)
+        await _aside(partial(self._write, {ask_id: answer}))
 
     def _others(self) -> str:
         """Whether another step of this attempt has a store: a request cannot reach both."""
@@ -357,6 +363,16 @@ class Helper:
             if outcome is None or outcome.end is not None:
                 del self._open[ask_id]
         return news
+
+    def _last_words(self) -> dict[str, PauseAnswer]:
+        """For requests that no rank has acknowledged, and none will: the attempt is over."""
+        asking = {o.id for o in self._server.conductor.outcomes() if o.stage is Stage.ASKING}
+        words = "the program ended before its ranks came to a safe point"
+        return {
+            ask_id: PauseAnswer(ask_id, "refused", end=End.REFUSED.value, reason=words)
+            for ask_id, outcome_id in self._open.items()
+            if outcome_id in asking
+        }
 
     def _answer(self, ask_id: str, outcome: Outcome) -> PauseAnswer:
         asked_s, paused_s = self._asked_s.get(outcome.id), outcome.paused_s

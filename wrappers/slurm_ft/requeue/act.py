@@ -17,7 +17,7 @@ from slurm_ft.requeue.attempts import SACCT_COLUMNS
 from slurm_ft.requeue.record import JobRecord, fields, parse_record
 
 COMMAND_LIMIT_S = 30.0
-# Slurm's default of SchedulerParameters=max_batch_requeue.
+# Slurm's default of MaxBatchRequeue.
 MAX_BATCH_REQUEUE = 5
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 15.0
@@ -131,17 +131,13 @@ def preempt_mode(partition: str, until: float) -> str:
 
 
 def most_own_requeues(until: float) -> int:
-    """How often Slurm brings a job back by itself before it holds it (max_batch_requeue).
+    """How often Slurm brings a job back by itself before it holds it (MaxBatchRequeue).
 
     Meant for launches that fail, but the end of a job within a preemption's grace counts as well.
     Raises SlurmCommandError.
     """
-    text = _line_value(ask_again(["scontrol", "show", "config"], until), "SchedulerParameters")
-    for word in text.split(","):
-        key, _, value = word.strip().partition("=")
-        if key == "max_batch_requeue" and value.isdigit():
-            return int(value)
-    return MAX_BATCH_REQUEUE
+    text = _line_value(ask_again(["scontrol", "show", "config"], until), "MaxBatchRequeue")
+    return int(text) if text.isdigit() else MAX_BATCH_REQUEUE
 
 
 def _line_value(text: str, key: str) -> str:

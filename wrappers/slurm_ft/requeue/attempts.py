@@ -88,11 +88,8 @@ def ended_well(path: Path, job_id: str, number: int) -> bool:
 
 
 def begin(attempts: Attempts, attempt: Attempt) -> Attempts:
-    """With one more attempt. A second step of the same attempt goes on with its entry."""
+    """With one more attempt. What other steps of the same one keep is joined when it is stored."""
     earlier = [known for known in attempts.attempts if known.number != attempt.number]
-    same = [known for known in attempts.attempts if known.number == attempt.number]
-    if same:
-        attempt = replace(attempt, started_s=same[0].started_s, restored_step=same[0].restored_step)
     return replace(attempts, attempts=(*earlier, attempt)[-MAX_ATTEMPTS:])
 
 
@@ -156,14 +153,19 @@ def close_from_sacct(attempts: Attempts, number: int, rows: Sequence[str]) -> At
 
 
 def _bounded(attempts: Attempts) -> str:
-    """As text within the bound: node names of old attempts go first, then the attempts."""
+    """As text within the bound: node names of old attempts go first, then their further steps,
+    then the attempts."""
     text = attempts.to_json()
     kept = list(attempts.attempts)
-    named = 0
+    named = whole = 0
     while len(text.encode()) >= MAX_ATTEMPTS_BYTES and kept:
         if named < len(kept):
-            kept[named] = replace(kept[named], nodes=())
+            steps = tuple(replace(step, nodes=()) for step in kept[named].steps)
+            kept[named] = replace(kept[named], nodes=(), steps=steps)
             named += 1
+        elif whole < len(kept):
+            kept[whole] = replace(kept[whole], steps=())
+            whole += 1
         else:
             kept.pop(0)
         text = replace(attempts, attempts=tuple(kept)).to_json()

@@ -39,7 +39,8 @@ class Evidence:
     ``asked`` says that a signal to save came, ``code`` is the program's own exit code, ``stopped``
     that ft-run ended the program after the hook, ``forced`` that it had to kill it. ``peers`` are
     exit codes of other ranks whose programs ended by themselves. ``record`` is ``None`` where
-    Slurm did not answer. ``lead_s`` is the known time from the signal to the end.
+    Slurm did not answer. ``lead_s`` is the known time from the signal to the end. ``unlaunched``
+    says that Slurm could not start the step on all of its nodes, and killed what it had started.
     """
 
     attempt: int
@@ -53,6 +54,7 @@ class Evidence:
     peers: Mapping[int, int] = field(default_factory=dict)
     lead_s: float | None = None
     launcher: bool = False
+    unlaunched: bool = False
 
     @property
     def left(self) -> bool:
@@ -82,6 +84,8 @@ def classify(evidence: Evidence) -> tuple[Cause, str]:
             return told
     if error is not None:
         return error
+    if evidence.unlaunched:
+        return Cause.LOST_PEER, "Slurm could not start the step: a node did not answer"
     if evidence.left:
         assert evidence.status is not None
         why = evidence.status.leaving or ""

@@ -94,7 +94,7 @@ def decide(case: Case) -> Answer:
         # a start for nothing, which is still better than a job that is held for good.
         if cause is Cause.PREEMPTED and case.slurm_holds and not _forbidden(case):
             return Answer(
-                By.FT_RUN, f"{case.words}, and would soon hold it (max_batch_requeue is reached)"
+                By.FT_RUN, f"{case.words}, and would soon hold it (MaxBatchRequeue is reached)"
             )
         if cause is Cause.PREEMPTED:
             return Answer(By.SLURM, f"{case.words} and requeues it{_from_zero(case)}")

@@ -16,6 +16,7 @@ import math
 from dataclasses import dataclass
 
 from slurm_ext.domain.attempt import Attempt, Cause
+from slurm_ext.domain.duration import parse_duration
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
 
@@ -44,12 +45,14 @@ class Bounds:
 
 
 def parse_bounds(text: str, place: str = variables.CHECKPOINT_INTERVAL) -> Bounds:
-    """``auto``, ``LOW-HIGH`` or one number of seconds, or a ConfigError naming ``place``."""
+    """``auto``, ``LOW-HIGH`` or one time, or a ConfigError naming ``place``."""
     if text.strip().lower() == "auto":
         return Bounds()
     low, dash, high = text.partition("-")
     try:
-        bounds = Bounds(float(low), float(high if dash else low))
+        if "-" in high:  # days before a dash would look like a bound
+            raise ValueError("more than two bounds")
+        bounds = Bounds(parse_duration(low), parse_duration(high if dash else low))
     except ValueError:
         bounds = Bounds(math.nan, math.nan)
     # Written so that nan fails as well.
@@ -57,7 +60,7 @@ def parse_bounds(text: str, place: str = variables.CHECKPOINT_INTERVAL) -> Bound
         raise ConfigError(
             place,
             f"{text!r} is no interval",
-            "write auto, seconds as in 600, or bounds in seconds as in 120-1800",
+            "write auto, a time as in 600 or 10m, or bounds as in 120-1800 or 2m-30m",
         )
     return bounds
 

@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from slurm_ext.domain.errors import SlurmExtError
 from slurm_ext.domain.progress import Hold
-from slurm_ft import status
 from slurm_ft.checkpoint.commit import Saved
 from slurm_ft.checkpoint.manifest import Meta
 from slurm_ft.comm import Comm, ExchangeLostError
 from slurm_ft.session import comms
-from slurm_ft.session.agreement import NOTHING, Agreed, Agreement, Kind
+from slurm_ft.session.agreement import Agreement, Kind
 from slurm_ft.session.ending import Ending, refuse
 from slurm_ft.session.errors import SessionError
 from slurm_ft.session.guard import Guard, stuck_limit_s
@@ -38,10 +37,11 @@ from slurm_ft.session.opening import (
 )
 from slurm_ft.session.pace import Pace
 from slurm_ft.session.record import Record
-from slurm_ft.session.reporter import Reporter, rounded
+from slurm_ft.session.reporter import Reporter
 from slurm_ft.session.saving import MODES, Saving, Store
 from slurm_ft.session.settings import Settings, read_settings
 from slurm_ft.session.signals import SignalWatch
+from slurm_ft.session.together import Together
 from slurm_ft.session.wishes import Wishes
 from slurm_ft.variables import SIGNALS
 
@@ -156,6 +156,7 @@ class Session:
     # --- from beginning to end ----------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        self._pid = os.getpid()
         self._settings = read_settings(os.environ)
         self._limit_s = self._settings.collective_timeout_s
         self._comm: Comm = comms.choose(self._limit_s, self._group)
@@ -192,6 +193,18 @@ class Session:
         )
         self._watch = SignalWatch(self._settings.signals, ending.note)
         self._guard = Guard(self._watch, ending.heard, ending.give_up, lambda: ending.leaving)
+        self._together = Together(
+            self._comm,
+            self._limit_s,
+            record=self._record,
+            saving=self._saving,
+            agreement=self._agreement,
+            wishes=self._wishes,
+            ending=ending,
+            guard=self._guard,
+            meta=self.meta,
+            on_agreed=self.on_agreed,
+        )
         if signal.SIGUSR1 in self._settings.signals and not self._settings.under_ft_run:
             _log.warning("%s has USR1, which some releases of NCCL catch: use USR2", SIGNALS)
         self._record.write_status()
@@ -199,10 +212,10 @@ class Session:
         self._guard.start()
         if self.rank == 0:
             self._reporter.start()
-        self._pace = self._record.pace = Pace(time.monotonic())
+        self._record.pace = Pace(time.monotonic())
         self._stall_seen_s = 0.0
         self._pausing = self._become_pausable()
-        self._alive("the program's preparations")
+        self._together.alive("the program's preparations")
         return self
 
     def _checked_store(self) -> Store | None:
@@ -231,12 +244,15 @@ class Session:
         exc: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if os.getpid() != self._pid:
+            # A forked child runs out of the block: whatever is to be ended here is its parent's.
+            return
         if self._ending.code is not None:
             # Left in order. Handlers and guard stay: another signal must not end the process
             # with another code, and its last moments are watched like all others.
             return
         if exc is None:
-            self._finish()
+            self._together.finish()
         else:
             self._ending.failed(exc)
         self._ending.stop_reporter()
@@ -252,7 +268,8 @@ class Session:
 
         Sets the random states and `position` as well. A collective call.
         """
-        self._alive("restore", longest=True)
+        self._check_process()
+        self._together.alive("restore", longest=True)
         loaded = self._ending.exchanged(self._saving.load)
         step = 0 if loaded is None else loaded.step
         self._record.began_at(step)
@@ -272,8 +289,8 @@ class Session:
                     self.size,
                 )
         self._record.write_status()
-        self._pace = self._record.pace = Pace(time.monotonic())
-        self._alive("the first step")
+        self._record.pace = Pace(time.monotonic())
+        self._together.alive("the first step")
         return step
 
     def _miss_checkpoint(self) -> None:
@@ -303,6 +320,7 @@ class Session:
         save; may not return (SystemExit with `exits.REQUEUE`, after a save).
         """
         ending, record = self._ending, self._record
+        self._check_process()
         if ending.code is not None:
             raise SystemExit(ending.code)
         now_s = time.monotonic()
@@ -312,19 +330,19 @@ class Session:
             self._position = dict(position)
         stall_s = self._saving.stall_s
         if stall_s != self._stall_seen_s:
-            self._pace.stood_still(stall_s - self._stall_seen_s)
+            self._together.pace.stood_still(stall_s - self._stall_seen_s)
             self._stall_seen_s = stall_s
-        self._pace.step(now_s, samples, compute_s)
+        self._together.pace.step(now_s, samples, compute_s)
         if record.first_step_s is None:
             record.first_step_s = time.time()
             self._reporter.ready()
         ending.look(now_s)
         if self._comm.rank == 0:
-            self._wishes.ask(now_s, step, self._saving, self._pace)
-        limit_s = stuck_limit_s(self._pace.median_step_s, self._limit_s)
+            self._wishes.ask(now_s, step, self._saving, self._together.pace)
+        limit_s = stuck_limit_s(self._together.pace.median_step_s, self._limit_s)
         self._guard.alive("a safe point", limit_s, step)
         try:
-            self._together()
+            self._together.safe_point()
         except ExchangeLostError as exc:
             ending.lost(exc)
             raise
@@ -339,26 +357,17 @@ class Session:
             raise SessionError(
                 "nothing to save: give the session state= or save=, and checkpoint= other than none"
             )
+        self._check_process()
         step = self._record.step if step is None else step
         if step is None:
             raise SessionError("save() before the first step needs the step: save(0)")
-        at = step
-        self._alive("a save", longest=True)
-        try:
-            return self._ending.exchanged(lambda: self._save_now(at))
-        finally:
-            self._after_save()
-            self._alive("a step")
+        return self._together.save(step)
 
     # --- for other parts of the product -------------------------------------------------------
 
     def settle(self) -> None:
         """Finish the save under way, if there is one. Every rank calls it at the same step."""
-        if self._saving.under_way:
-            self._alive("the save under way", longest=True)
-            self._ending.exchanged(lambda: self._agreement.drain_done(self._limit_s))
-            self._ending.exchanged(lambda: self._saved(self._saving.finish))
-            self._alive("a step")
+        self._together.settle()
 
     def next_task(
         self,
@@ -382,7 +391,12 @@ class Session:
 
     def meta(self) -> Meta:
         """What a checkpoint of this step says about itself."""
-        return self._meta()
+        return Meta(
+            attempt=self._settings.attempt,
+            plan=self._settings.plan,
+            position=self._position,
+            extra={_SAMPLES: self._record.samples},
+        )
 
     def want(self, kind: Kind, payload: int = 0) -> None:
         """Ask all ranks for something at the next safe points. From any thread."""
@@ -408,105 +422,15 @@ class Session:
             return None
         from slurm_ft.pause.binding import attach
 
-        return attach(self, self._state, longest_step_s=lambda: self._pace.longest_recent_s)
-
-    # --- at a safe point ----------------------------------------------------------------------
-
-    def _together(self) -> None:
-        agreed = self._agreement.safe_point(self._limit_s)
-        if (
-            self._saving.under_way
-            and self._agreement.in_round
-            and self._agreement.all_done(self._saving.done(), self._limit_s)
-        ):
-            self._saved(self._saving.finish)
-        if agreed is not NOTHING:
-            self._act(agreed)
-
-    def _act(self, agreed: Agreed) -> None:
-        hook = self.on_agreed.get(agreed.kind)
-        if hook is not None:
-            began_s = time.monotonic()
-            self._alive(f"what was agreed on ({agreed.kind.name.lower()})", longest=True)
-            hook(agreed.payload)
-            self._pace.stood_still(time.monotonic() - began_s)
-        elif agreed.kind is Kind.LEAVE:
-            step = self._record.step
-            assert step is not None
-            self._alive("the save before leaving", longest=True)
-            self._ending.depart(step, self._made)
-        elif agreed.kind is Kind.SAVE:
-            step = self._record.step
-            assert step is not None
-            if self._saving.possible and not self._saving.under_way:
-                self._alive("a save", longest=True)
-                self._saved(lambda: self._saving.begin(step, self._meta()))
-        elif agreed.kind is Kind.REPORT:
-            mine = self._pace.take_compute_s()
-            said = self._comm.gather(mine, self._limit_s)
-            if said is not None and None not in said:
-                self._record.rank_compute_s = tuple(rounded(seconds) for seconds in said)
-        elif agreed.kind is Kind.PAUSE:
-            _log.warning("a pause was asked for, and nothing here can pause: going on")
-
-    def _saved(self, save: Callable[[], object]) -> None:
-        """A save by the clock: where it fails, the job goes on with its older checkpoints."""
-        try:
-            save()
-        except ExchangeLostError:
-            raise
-        except SlurmExtError as exc:
-            self._record.note = self._record.save_error = status.shorten(str(exc))
-            if self.rank == 0:
-                _log.error("%s; training goes on, the next save is tried in time", exc)
-        self._after_save()
-
-    def _save_now(self, step: int) -> Saved:
-        self._agreement.drain_done(self._limit_s)
-        if self._saving.under_way:
-            self._saved(self._saving.finish)
-        return self._made(step)
-
-    def _made(self, step: int) -> Saved:
-        """A durable save; where it fails, that is kept for those who ask why the job lost work."""
-        try:
-            return self._saving.save(step, self._meta())
-        except ExchangeLostError:
-            raise
-        except SlurmExtError as exc:
-            self._record.save_error = status.shorten(str(exc))
-            raise
-
-    def _after_save(self) -> None:
-        self._wishes.saved(self._saving)
-        if not self._saving.under_way:
-            self._record.write_status()
-
-    def _meta(self) -> Meta:
-        return Meta(
-            attempt=self._settings.attempt,
-            plan=self._settings.plan,
-            position=self._position,
-            extra={_SAMPLES: self._record.samples},
+        return attach(
+            self, self._state, longest_step_s=lambda: self._together.pace.longest_recent_s
         )
 
-    def _finish(self) -> None:
-        """The loop ended: what is under way is ended with it."""
-        self._alive("the session's end", longest=True)
-
-        def end() -> None:
-            agreed = self._agreement.drain(self._limit_s)
-            if self._saving.under_way:
-                self._saved(self._saving.finish)
-            if agreed.kind is Kind.LEAVE and self.rank == 0:
-                _log.warning("the program ended before it could leave")
-
-        self._ending.exchanged(end)
-        self._record.done = True
-        self._ending.close()
-
-    # --- what others are told -----------------------------------------------------------------
-
-    def _alive(self, where: str, *, longest: bool = False) -> None:
-        typical_s = self._saving.save_s if longest else self._pace.median_step_s
-        self._guard.alive(where, stuck_limit_s(typical_s, self._limit_s), self._record.step)
+    def _check_process(self) -> None:
+        """A child shares its parent's connections: one word of it there would ruin the exchange."""
+        if os.getpid() != self._pid:
+            raise SessionError(
+                f"process {os.getpid()} was forked by rank {self.rank}: the session belongs to the"
+                " process that opened it; end a forked child with os._exit, or start it by"
+                " multiprocessing"
+            )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_ext.domain.amount import parse_bytes
+from slurm_ext.domain.duration import FORMS, parse_duration
 from slurm_ext.domain.errors import ConfigError
 from slurm_ft import variables
 from slurm_ft.session.interval import Bounds, parse_bounds
@@ -81,8 +82,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     gpus = _number(environ, variables.GPUS, low=0.0)
     signals = environ.get(variables.SIGNALS)
     bounds = environ.get(variables.CHECKPOINT_INTERVAL)
-    timeout_s = _number(environ, variables.COLLECTIVE_TIMEOUT_S, above=0.0)
-    progress_s = _number(environ, variables.PROGRESS_INTERVAL_S, above=0.0)
+    timeout_s = _time(environ, variables.COLLECTIVE_TIMEOUT_S, above=0.0)
+    progress_s = _time(environ, variables.PROGRESS_INTERVAL_S, above=0.0)
     return Settings(
         job_id=job_id,
         attempt=int(attempt),
@@ -93,11 +94,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         or Path(environ.get("SLURM_SUBMIT_DIR") or os.curdir) / "ft-checkpoints" / job_id,
         block_store=_path(environ, variables.BLOCK_STORE),
         signals=DEFAULT_SIGNALS if signals is None else parse_signals(signals),
-        grace_s=_number(environ, variables.GRACE_S, low=0.0),
+        grace_s=_time(environ, variables.GRACE_S, low=0.0),
         collective_timeout_s=timeout_s or DEFAULT_COLLECTIVE_TIMEOUT_S,
         bounds=parse_bounds(bounds) if bounds else Bounds(),
         quota_bytes=_bytes(environ, variables.CHECKPOINT_QUOTA),
-        mtbf_s=_number(environ, variables.MTBF_S, above=0.0),
+        mtbf_s=_time(environ, variables.MTBF_S, above=0.0),
         progress_interval_s=progress_s or DEFAULT_PROGRESS_INTERVAL_S,
         gpus=None if gpus is None else int(gpus),
         nodes=int(nodes),
@@ -122,6 +123,23 @@ def _bytes(environ: Mapping[str, str], name: str) -> int | None:
         return parse_bytes(text) if text else None
     except ValueError as exc:
         raise ConfigError(name, str(exc), "unset it or write a number, or one as in 200G") from exc
+
+
+def _time(
+    environ: Mapping[str, str], name: str, *, low: float | None = None, above: float | None = None
+) -> float | None:
+    """A variable as a time in seconds; unset and empty are ``None``."""
+    text = environ.get(name)
+    if not text:
+        return None
+    try:
+        value = parse_duration(text)
+    except ValueError:
+        value = math.nan
+    if not (value >= low if low is not None else value > (above or 0.0)):
+        wanted = f"from {low:g} s" if low is not None else f"above {above or 0:g} s"
+        raise ConfigError(name, f"{text!r} is no time {wanted}", f"unset it or write {FORMS}")
+    return value
 
 
 def _number(

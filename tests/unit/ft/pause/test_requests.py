@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slurm_ext.domain.codec import dumps
-from slurm_ext.domain.errors import ProtocolError
+from slurm_ext.domain.errors import ProtocolError, SourceMissingError
 from slurm_ext.domain.pausing import PauseAnswer, PauseAsk, parse_ask
 from slurm_ft.pause import requests
 from slurm_ft.pause.protocol import Rung
@@ -111,6 +111,30 @@ def test_the_daemons_request_needs_its_credential(
     assert list(letters.take()) == [ASK]
     # Not ours to delete: it is obeyed once all the same.
     assert list(letters.take()) == []
+
+
+def test_a_request_that_this_node_cannot_check_is_refused_and_not_only_passed_over(
+    box: tuple[Path, Path, list[str], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """munge is dead on the job's node: who has asked waits, and the reason is known here alone."""
+    _, plans, _, make = box
+
+    def dead(argv: list[str], given: str = "") -> str:
+        raise SourceMissingError("munge", "Failed to connect: is munged running?")
+
+    monkeypatch.setattr(requests, "_munge", dead)
+    put(plans, ASK)
+    letters = make(vouched_by)  # type: ignore[operator]
+    assert list(letters.take()) == []
+    ((ask_id, why),) = letters.unchecked().items()
+    assert ask_id == ASK.id
+    assert "cannot check who asks" in why
+    assert "is munged running?" in why
+    assert letters.unchecked() == {}
+    # A credential that says something else is no such case, and tells a forger nothing.
+    letters = make()  # type: ignore[operator]
+    assert list(letters.take()) == []
+    assert letters.unchecked() == {}
 
 
 def test_requests_about_other_jobs_and_links_are_not_obeyed(

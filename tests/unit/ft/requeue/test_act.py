@@ -125,8 +125,9 @@ def test_preemption_modes(calls: Path, text: str, mode: str):
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        ("SchedulerParameters     = bf_continue,max_batch_requeue=1000\n", 1000),
-        ("SchedulerParameters     = bf_continue\n", act.MAX_BATCH_REQUEUE),
+        ("MaxArraySize            = 1001\nMaxBatchRequeue         = 1000\n", 1000),
+        # It is no word of these, where Slurm takes it without a complaint and goes by its own.
+        ("SchedulerParameters     = max_batch_requeue=1000\n", act.MAX_BATCH_REQUEUE),
         ("", act.MAX_BATCH_REQUEUE),
     ],
 )

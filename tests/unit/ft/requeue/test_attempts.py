@@ -40,12 +40,6 @@ def test_the_daemon_looks_for_the_same_name():
     assert attempts_path(Path("/spool"), 5, "12_3").name == attempts.file_name("12_3")
 
 
-def test_a_second_step_goes_on_with_the_attempt():
-    ledger = attempts.begin(EMPTY, Attempt(0, 100.0, 4))
-    again = attempts.begin(ledger, Attempt(0, 150.0, 4))
-    assert [(a.number, a.started_s) for a in again.attempts] == [(0, 100.0)]
-
-
 def test_only_so_many_are_kept():
     ledger = EMPTY
     for number in range(MAX_ATTEMPTS + 5):

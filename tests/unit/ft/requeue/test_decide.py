@@ -198,7 +198,7 @@ def case(cause: Cause, **more: Any) -> Case:
         (
             case(Cause.PREEMPTED, preempt_mode="REQUEUE", slurm_holds=True),
             By.FT_RUN,
-            "max_batch_requeue",
+            "MaxBatchRequeue",
         ),
         (
             case(Cause.PREEMPTED, preempt_mode="REQUEUE", slurm_holds=True, mode="never"),

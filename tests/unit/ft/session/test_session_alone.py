@@ -239,7 +239,7 @@ def test_hooks_get_what_was_agreed_on_and_their_time_is_not_the_steps(tmp_path: 
         for step in range(1, 40):
             time.sleep(0.002)
             ft.step(step, samples=1)
-        rate = ft._pace.samples_per_s
+        rate = ft._together.pace.samples_per_s
     assert epochs == [3]
     # 39 samples in 39 short steps; with the pause in it the rate would be below 125.
     assert rate > 125

@@ -166,6 +166,17 @@ def test_a_full_directory_does_not_hide_what_the_session_says(
     assert not status.exists(path)
 
 
+def test_a_directory_that_is_gone_does_not_hide_it_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Cleared away while the job ran: it had saved, and was taken for one that had not."""
+    monkeypatch.setattr(status, "_ON_NODE", tmp_path)
+    path = tmp_path / "state" / "status-77-0-0-0.json"
+    said = Status(attempt=0, rank=0, pid=1, at_s=20.0, leaving=status.SIGNALLED)
+    status.write(path, said)
+    assert status.read(path) == said
+
+
 def test_the_place_on_the_node_must_be_the_user_s_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
