@@ -103,7 +103,7 @@ def _own_requeues(slurm: SlurmConfig) -> Line:
     if most < ENOUGH_BATCH_REQUEUES:
         return advice(
             "MaxBatchRequeue",
-            f"{most}: Slurm holds a job that has left in good order within the grace so often",
+            f"{most}: after so many preemptions that a job left in good order Slurm holds it",
             f"set MaxBatchRequeue={ENOUGH_BATCH_REQUEUES}"
             if text
             else "this release has no MaxBatchRequeue: scontrol release lets such a job go on",

@@ -127,7 +127,17 @@ class _NoDocumentError(DataError):
 def _known(spool: Path, job: str, runner: CommandRunner) -> PlanDocument:
     """The job's document, or else what its own ``ft-run`` recorded, or else what Slurm says."""
     try:
-        return document_of(spool, job)
+        document = document_of(spool, job)
+        if document.tells_of(job):
+            return document
+        found = _of_task(spool, document, job, runner)
+        if found is not None:
+            return found
+        raise _NoDocumentError(
+            f"job {job}",
+            f"what the daemon knows of its array is about {document.job_id}",
+            f"squeue -j {job} tells whether Slurm knows it",
+        )
     except _NoDocumentError as exc:
         recorded = unseen.named(spool, {job, str(base_id_of(job))}, (), ())
         exact = [document for document in recorded if document.job_id == job] or recorded
@@ -158,6 +168,17 @@ def _known(spool: Path, job: str, runner: CommandRunner) -> PlanDocument:
                 f"name one of its tasks, as in {rows[0].job_id}, or see sacct -j {job}",
             ) from exc
         return unseen.from_past(rows[0])
+
+
+def _of_task(
+    spool: Path, array: PlanDocument, job: str, runner: CommandRunner
+) -> PlanDocument | None:
+    """A task of an array whose document is about others: by its own record, and by Slurm."""
+    recorded = unseen.named(spool, {job}, (array,), ())
+    if recorded:
+        return unseen.with_slurm(recorded, runner)[0]
+    queued = unseen.from_queue(job, runner)
+    return None if queued is None else unseen.beside(queued, array)
 
 
 def _with_end(document: PlanDocument, runner: CommandRunner) -> tuple[PlanDocument, Past | None]:

@@ -42,6 +42,10 @@ UNSEEN = (
     "the daemon keeps no plan of it (it has no --ft-* option, or came and went within a cycle);"
     " this is what its own ft-run recorded"
 )
+OF_ANOTHER = (
+    "the daemon plans it, and keeps one document for all tasks of an array, which is about {} now;"
+    " this is what Slurm and its own ft-run tell"
+)
 UNPLANNED = (
     "it has no --ft-* option, so it is not planned; this is what Slurm and its own ft-run tell"
 )
@@ -102,8 +106,17 @@ def named(
             tasks.setdefault(document.uid, set()).add(name)
     found = list(_records(spool, _uids(spool, users), missing))
     for uid, wanted in tasks.items():
-        found += _records(spool, [uid], wanted)
+        for told in _records(spool, [uid], wanted):
+            found.append(beside(told, by_base[told.base_id]))
     return found
+
+
+def beside(told: PlanDocument, array: PlanDocument) -> PlanDocument:
+    """A task's own record, where the document of its array is about other tasks."""
+    if array.tells_of(told.job_id):
+        return told
+    decision = replace(told.decision, reason=OF_ANOTHER.format(array.job_id))
+    return replace(told, decision=decision)
 
 
 def recent(
@@ -182,7 +195,7 @@ def _user(uid: str) -> str:
 
 def _rows(names: Sequence[str], runner: CommandRunner) -> Mapping[str, Sequence[str]]:
     form = RowFormat((*_COLUMNS, _TEXT), new_mark())
-    argv = ["squeue", "-h", "-a", "-t", "all", "-j", ",".join(names), "-O", form.argument]
+    argv = ["squeue", "-h", "-a", "-r", "-t", "all", "-j", ",".join(names), "-O", form.argument]
     try:
         answer = runner.run(argv, timeout_s=_ANSWER_S, check=False)
         rows = [form.fields(row, "squeue") for row in form.split(answer.stdout, "squeue")]

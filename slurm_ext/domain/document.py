@@ -142,6 +142,21 @@ class PlanDocument:
     attempts: tuple[Attempt, ...] = ()
     version: int = DOCUMENT_VERSION
 
+    def tells_of(self, job: str) -> bool:
+        """Whether this is about the named job, or about the named task of an array.
+
+        An array has one document: of its pending rest (``8_[0-2,5]``), of the whole (``8``), or of
+        the one task that is planned by itself (``8_3``). ``8`` names whichever it is.
+        """
+        base, _, task = job.partition("_")
+        if not task.isdecimal() or self.job_id in (base, job):
+            return True
+        parts = self.job_id.partition("_")[2].strip("[]").split(",")
+        bounds = (part.partition("-") for part in parts)
+        return any(
+            low.isdecimal() and int(low) <= int(task) <= int(high or low) for low, _, high in bounds
+        )
+
     @property
     def lease_until_s(self) -> float | None:
         """Until when the job's earliest start is ours, ``None`` when no lease is out."""

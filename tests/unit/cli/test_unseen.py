@@ -104,6 +104,22 @@ def test_tasks_of_an_array_are_told_from_their_own_records(
     assert rows(site, capsys, "-j", "8_2", "-o", "%i") == ["8_2"]
 
 
+@pytest.mark.parametrize(
+    ("job_id", "named", "told"),
+    [
+        ("8_2", "8", True),
+        ("8_2", "8_2", True),
+        ("8_2", "8_3", False),
+        ("8", "8_3", True),
+        ("8_[0-2,5]", "8_1", True),
+        ("8_[0-2,5]", "8_5", True),
+        ("8_[0-2,5]", "8_3", False),
+    ],
+)
+def test_whom_the_document_of_an_array_tells_of(job_id: str, named: str, told: bool) -> None:
+    assert replace(document(8), job_id=job_id).tells_of(named) is told
+
+
 def test_only_the_owner_tells_of_the_tasks_of_an_array(
     site: Site, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,7 +180,7 @@ RUNS = replace(AT_ONCE, number=1, ended_s=None, cause=None, exit_code=None, reas
 
 
 class Slurm:
-    """squeue with one row for job 1, and sacct; what was asked is kept."""
+    """squeue with one row, and sacct; what was asked is kept."""
 
     def __init__(
         self,
@@ -174,9 +190,12 @@ class Slurm:
         begin: float = 0.0,
         comment: str = "",
         accounting: str | None = "",
+        job: str = "1",
+        reason: str = "BeginTime",
     ) -> None:
         tres = "cpu=4,gres/gpu=3"
-        self.cells = [str(uid), state, "main", "normal", "BeginTime", f"{begin:.0f}", tres, comment]
+        self.job = job
+        self.cells = [str(uid), state, "main", "normal", reason, f"{begin:.0f}", tres, comment]
         self.accounting = accounting
         self.asked: list[Sequence[str]] = []
 
@@ -189,7 +208,7 @@ class Slurm:
         if not self.cells[1]:
             return Answer("", "slurm_load_jobs error: Invalid job id specified", 1)
         mark = str(argv[-1]).rpartition(SEPARATOR)[2]
-        return Answer(SEPARATOR.join(["1", *self.cells, mark]) + "\n", "", 0)
+        return Answer(SEPARATOR.join([self.job, *self.cells, mark]) + "\n", "", 0)
 
 
 @pytest.fixture
@@ -256,6 +275,23 @@ def test_what_slurm_shows_of_another_job_or_of_one_with_an_option_is_not_unplann
 # -- jobs of which nothing is recorded, and what the accounting tells ----------------------------
 
 ENDS = f"{MADE_S - 100:.0f}|{MADE_S - 50:.0f}|cpu=4,gres/gpu=3\n"
+
+
+def test_a_task_is_not_explained_by_the_document_of_another(
+    site: Site,
+    capsys: pytest.CaptureFixture[str],
+    squeue: Callable[[Slurm], Slurm],
+) -> None:
+    site.write(replace(document(8), job_id="8_2", uid=UID))
+    squeue(Slurm("PENDING", job="8_3", reason="JobHeldUser", comment="ft:{}"))
+    assert site.run("explain", "8_3") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert said.startswith("Job 8_3 ")
+    assert "JobHeldUser" in said
+    assert "one document for all tasks of an array, which is about 8_2 now" in said
+    squeue(Slurm(""))
+    assert site.run("explain", "8_9") == 1
+    assert "job 8_9: there is no such job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
