@@ -111,6 +111,26 @@ def named(
     return found
 
 
+def tasks_beside(
+    names: Collection[str],
+    known: Collection[PlanDocument],
+    recorded: Collection[PlanDocument],
+    runner: CommandRunner,
+) -> list[PlanDocument]:
+    """Named tasks that neither their array's document nor a record tells of, by the queue."""
+    by_base = {document.base_id: document for document in known}
+    have = {document.job_id for document in recorded}
+    found: list[PlanDocument] = []
+    for name in sorted(names):
+        array = by_base.get(int(re.split(r"[_+]", name)[0]))
+        if array is None or array.tells_of(name) or name in have:
+            continue
+        queued = from_queue(name, runner)
+        if queued is not None:
+            found.append(beside(queued, array))
+    return found
+
+
 def beside(told: PlanDocument, array: PlanDocument) -> PlanDocument:
     """A task's own record, where the document of its array is about other tasks."""
     if array.tells_of(told.job_id):

@@ -289,6 +289,8 @@ def test_a_task_is_not_explained_by_the_document_of_another(
     assert said.startswith("Job 8_3 ")
     assert "JobHeldUser" in said
     assert "one document for all tasks of an array, which is about 8_2 now" in said
+    assert rows(site, capsys, "-j", "8_3", "-o", "%i|%t") == ["8_3|PD"]
+    assert rows(site, capsys, "-j", "8", "-o", "%i") == ["8_2"]
     squeue(Slurm(""))
     assert site.run("explain", "8_9") == 1
     assert "job 8_9: there is no such job" in capsys.readouterr().err
