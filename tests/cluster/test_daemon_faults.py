@@ -380,6 +380,13 @@ def test_journal_and_table_gone(installed: Cluster, daemon: Daemon, damage: str)
     jobs = [submit(installed) for _ in range(3)]
     daemon.start()
     wait_leased(installed, daemon, jobs)
+    # The documents follow the journal within the cycle. Killed between the two, a daemon whose
+    # journal is lost as well has nothing left that tells of the leases.
+    names = " ".join(f"{SPOOL}/plans/{job}.json" for job in jobs)
+    noted = ["sh", "-c", f"grep -l '\"lease_until_s\":[0-9]' {names} | wc -l"]
+    installed.wait(
+        lambda: int(installed.exec(noted).stdout) == len(jobs), 30, "documents with the leases"
+    )
     daemon.stop("KILL")
     if damage == "lost":
         daemon.sh(f"rm {HOME}/journal.sqlite* {TABLE}*")
