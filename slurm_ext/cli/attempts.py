@@ -8,10 +8,10 @@ reported so far; a job without ``ft-run`` has no lines here. A script with sever
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from slurm_ext.cli.tabular import Column
-from slurm_ext.domain.attempt import Attempt, StepRecord
+from slurm_ext.domain.attempt import Attempt, as_attempt
 from slurm_ext.domain.document import PlanDocument, Truth
 from slurm_ext.domain.nodelist import fold
 from slurm_ext.domain.spans import moment, span
@@ -46,19 +46,12 @@ def starts(documents: Iterable[PlanDocument], now: float) -> Iterator[Start]:
             before = attempt
 
 
-_STEP_FIELDS = [field.name for field in fields(StepRecord)]
-
-
 def parts(attempt: Attempt) -> list[Attempt]:
     """The steps of an attempt, each as if it were one by itself, in order of their numbers."""
     if not attempt.steps:
         return [attempt]
     plain = replace(attempt, steps=())
-    blank = Attempt(attempt.number, attempt.started_s, attempt.gpus)
-    others = [
-        replace(blank, **{name: getattr(step, name) for name in _STEP_FIELDS})
-        for step in attempt.steps
-    ]
+    others = [as_attempt(step, attempt.number) for step in attempt.steps]
     return sorted((plain, *others), key=lambda part: part.step)
 
 

@@ -130,9 +130,9 @@ def _known(spool: Path, job: str, runner: CommandRunner) -> PlanDocument:
         document = document_of(spool, job)
         if document.tells_of(job):
             return document
-        found = _of_task(spool, document, job, runner)
-        if found is not None:
-            return found
+        found = unseen.about(spool, {job}, (document,), (), runner)
+        if found:
+            return found[0]
         raise _NoDocumentError(
             f"job {job}",
             f"what the daemon knows of its array is about {document.job_id}",
@@ -168,17 +168,6 @@ def _known(spool: Path, job: str, runner: CommandRunner) -> PlanDocument:
                 f"name one of its tasks, as in {rows[0].job_id}, or see sacct -j {job}",
             ) from exc
         return unseen.from_past(rows[0])
-
-
-def _of_task(
-    spool: Path, array: PlanDocument, job: str, runner: CommandRunner
-) -> PlanDocument | None:
-    """A task of an array whose document is about others: by its own record, and by Slurm."""
-    recorded = unseen.named(spool, {job}, (array,), ())
-    if recorded:
-        return unseen.with_slurm(recorded, runner)[0]
-    queued = unseen.from_queue(job, runner)
-    return None if queued is None else unseen.beside(queued, array)
 
 
 def _with_end(document: PlanDocument, runner: CommandRunner) -> tuple[PlanDocument, Past | None]:

@@ -251,13 +251,11 @@ def run(args: argparse.Namespace) -> int:
     now = time.time()
     known = list(documents.values())
     if ids:
-        runner = CommandRunner()
-        recorded = unseen.with_slurm(unseen.named(spool, names, known, users), runner)
-        tasks = unseen.tasks_beside(names, known, recorded, runner)
+        found = unseen.about(spool, names, known, users, CommandRunner())
         known = [
             d for d in known if any(d.tells_of(w) for w in names if d.base_id == base_id_of(w))
         ]
-        known += [*recorded, *tasks]
+        known += found
     elif args.attempts:
         known += unseen.recent(spool, documents.keys(), users, now - KEEP_S)
     chosen = [

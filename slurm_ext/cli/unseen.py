@@ -107,31 +107,35 @@ def named(
     found = list(_records(spool, _uids(spool, users), missing))
     for uid, wanted in tasks.items():
         for told in _records(spool, [uid], wanted):
-            found.append(beside(told, by_base[told.base_id]))
+            found.append(_beside(told, by_base[told.base_id]))
     return found
 
 
-def tasks_beside(
+def about(
+    spool: Path,
     names: Collection[str],
     known: Collection[PlanDocument],
-    recorded: Collection[PlanDocument],
+    users: Collection[str],
     runner: CommandRunner,
 ) -> list[PlanDocument]:
-    """Named tasks that neither their array's document nor a record tells of, by the queue."""
-    by_base = {document.base_id: document for document in known}
+    """`named`, and by the queue the tasks that neither their array's document nor a record tells
+    of; Slurm is asked once for each of the two."""
+    recorded = with_slurm(named(spool, names, known, users), runner)
     have = {document.job_id for document in recorded}
-    found: list[PlanDocument] = []
-    for name in sorted(names):
-        array = by_base.get(int(re.split(r"[_+]", name)[0]))
-        if array is None or array.tells_of(name) or name in have:
-            continue
-        queued = from_queue(name, runner)
-        if queued is not None:
-            found.append(beside(queued, array))
-    return found
+    by_base = {document.base_id: document for document in known}
+    arrays = {
+        name: array
+        for name in sorted(names)
+        if (array := by_base.get(int(re.split(r"[_+]", name)[0]))) is not None
+        and not array.tells_of(name)
+        and name not in have
+    }
+    rows = _rows(list(arrays), runner) if arrays else {}
+    tasks = [_beside(_queued(n, rows[n]), arrays[n]) for n in arrays if n in rows]
+    return [*recorded, *tasks]
 
 
-def beside(told: PlanDocument, array: PlanDocument) -> PlanDocument:
+def _beside(told: PlanDocument, array: PlanDocument) -> PlanDocument:
     """A task's own record, where the document of its array is about other tasks."""
     if array.tells_of(told.job_id):
         return told
@@ -164,9 +168,10 @@ def with_slurm(documents: Sequence[PlanDocument], runner: CommandRunner) -> list
 def from_queue(job: str, runner: CommandRunner) -> PlanDocument | None:
     """A job of which nothing is recorded, as the queue has it; ``None`` where it has no such."""
     rows = _rows([job], runner)
-    row = rows.get(job)
-    if row is None:
-        return None
+    return _queued(job, rows[job]) if job in rows else None
+
+
+def _queued(job: str, row: Sequence[str]) -> PlanDocument:
     uid, state, partition, qos, reason, eligible, tres, comment = row
     why = NOT_YET if "ft:" in comment else NOT_OURS
     begin_s = epoch(eligible) if state == JobState.PENDING.value else None

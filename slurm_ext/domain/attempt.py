@@ -7,8 +7,9 @@ progress: bounded, and believed about this job only.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Any
 
 from slurm_ext.domain.codec import dumps, loads
 from slurm_ext.domain.errors import ProtocolError
@@ -106,6 +107,20 @@ class Attempt:
     reason: str = ""
     step: int = 0
     steps: tuple[StepRecord, ...] = ()
+
+
+def as_step(attempt: Attempt) -> StepRecord:
+    """What an attempt tells of its one step, as one of several."""
+    return StepRecord(**_shared(attempt))
+
+
+def as_attempt(step: StepRecord, number: int) -> Attempt:
+    """A step as if it were an attempt by itself."""
+    return Attempt(number, **_shared(step))
+
+
+def _shared(told: Attempt | StepRecord) -> dict[str, Any]:
+    return {field.name: getattr(told, field.name) for field in fields(StepRecord)}
 
 
 @dataclass(frozen=True, slots=True)

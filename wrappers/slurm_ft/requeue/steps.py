@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_ext.domain.attempt import MAX_STEPS, Attempt, Attempts, Cause, StepRecord
+from slurm_ext.domain.attempt import MAX_STEPS, Attempt, Attempts, Cause, StepRecord, as_step
 from slurm_ext.domain.errors import ProtocolError
 from slurm_ft import status
 from slurm_ft.requeue import attempts as ledger
@@ -100,20 +100,7 @@ def join(mine: Attempt, others: Sequence[Attempt], alive: Sequence[Attempt]) -> 
 
 
 def _record(step: Attempt) -> StepRecord:
-    return StepRecord(
-        step=step.step,
-        started_s=step.started_s,
-        gpus=step.gpus,
-        nodes=step.nodes,
-        ended_s=step.ended_s,
-        cause=step.cause,
-        exit_code=step.exit_code,
-        restored_step=step.restored_step,
-        last_step=step.last_step,
-        saved_step=step.saved_step,
-        requeued=step.requeued,
-        reason=step.reason[:_MOST_WORDS],
-    )
+    return as_step(replace(step, reason=step.reason[:_MOST_WORDS]))
 
 
 def _is_alive(directory: Path, job_id: str, step: Attempt) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,32 +129,37 @@ def _time(
     environ: Mapping[str, str], name: str, *, low: float | None = None, above: float | None = None
 ) -> float | None:
     """A variable as a time in seconds; unset and empty are ``None``."""
-    text = environ.get(name)
-    if not text:
-        return None
-    try:
-        value = parse_duration(text)
-    except ValueError:
-        value = math.nan
-    if not (value >= low if low is not None else value > (above or 0.0)):
-        wanted = f"from {low:g} s" if low is not None else f"above {above or 0:g} s"
-        raise ConfigError(name, f"{text!r} is no time {wanted}", f"unset it or write {FORMS}")
-    return value
+    return _bounded(environ, name, parse_duration, ("time", " s", FORMS), low, above)
 
 
 def _number(
     environ: Mapping[str, str], name: str, *, low: float | None = None, above: float | None = None
 ) -> float | None:
     """A variable as a number; unset and empty are ``None``."""
+    return _bounded(environ, name, float, ("number", "", "a number"), low, above)
+
+
+def _bounded(
+    environ: Mapping[str, str],
+    name: str,
+    read: Callable[[str], float],
+    words: tuple[str, str, str],
+    low: float | None,
+    above: float | None,
+) -> float | None:
+    """``words``: what it is called, its unit, and what to write instead."""
     text = environ.get(name)
     if not text:
         return None
     try:
-        value = float(text)
+        value = read(text)
     except ValueError:
         value = math.nan
+    what, unit, forms = words
     wanted = f"from {low:g}" if low is not None else f"above {above or 0:g}"
     inside = value >= low if low is not None else value > (above or 0.0)
     if not inside or value == math.inf:
-        raise ConfigError(name, f"{text!r} is no number {wanted}", "unset it or write a number")
+        raise ConfigError(
+            name, f"{text!r} is no {what} {wanted}{unit}", f"unset it or write {forms}"
+        )
     return value
